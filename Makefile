@@ -1,0 +1,35 @@
+# Every target sets up .venv by itself; nothing else has to be installed than python3 (3.11 or newer).
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup demo test lint types lock clean
+.DEFAULT_GOAL := setup
+
+.venv/ready: requirements.lock pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
+	@touch $@
+
+setup: .venv/ready
+
+demo: setup          ## iCaRL under Equ.T, FF.org and FF.ours on the embedded data set; ends with a table and a page
+	$(BIN)/ffcil demo
+
+test: lint types     ## what CI runs
+	$(BIN)/pytest -n 2 --dist worksteal
+
+lint: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: setup
+	$(BIN)/mypy
+
+lock: setup          ## pin anew: versions only, no index lines
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header \
+	  --extra dev --upgrade -o requirements.lock pyproject.toml
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache

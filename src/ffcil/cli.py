@@ -1,0 +1,231 @@
+"""The commands, thin. Nothing heavy is imported before a command needs it: `ffcil --help` answers at once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ffcil import __version__
+from ffcil.errors import InputError
+
+app = typer.Typer(
+    name="ffcil",
+    help="Free-flow class-incremental learning: schedules, methods, runs that resume, tables and pages.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", help="Folder that holds the data set's files (default: $FFCIL_DATA or the cache)."),
+]
+Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda (default: cuda where there is one).")]
+
+
+def _show_version(show: bool) -> None:
+    if show:
+        print(f"ffcil {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+@app.command()
+def arrivals(
+    classes: Annotated[int, typer.Option(help="Classes in all.")] = 100,
+    steps: Annotated[int, typer.Option(help="Steps.")] = 10,
+    kind: Annotated[
+        str | None,
+        typer.Option(help="free-flow, equal, half, given or trace (default: what the other options imply)."),
+    ] = None,
+    smallest: Annotated[int, typer.Option(help="Fewest classes at a step (free-flow).")] = 1,
+    largest: Annotated[int, typer.Option(help="Most classes at a step (free-flow).")] = 15,
+    alpha: Annotated[
+        float, typer.Option(help="Intensity (free-flow): towards 0 equal steps, towards infinity only the two bounds.")
+    ] = 1.0,
+    order: Annotated[
+        str | None, typer.Option(help="jumbled, ascending, descending or given (default: jumbled; given for --sizes).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the spectrum and its order.")] = 0,
+    sizes: Annotated[str | None, typer.Option(help="Given sizes, for example 1,4,2.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="CSV of classes and the times at which they were first seen.")
+    ] = None,
+    window: Annotated[
+        str, typer.Option(help="Width of a step of a trace: 12h, 7d, or a number in the trace's units.")
+    ] = "1d",
+    as_json: AsJson = False,
+    plot: Annotated[Path | None, typer.Option(help="Write a figure (svg, png or pdf).")] = None,
+) -> None:
+    """Draw a class-arrival schedule: how many new classes each step brings."""
+    from ffcil import arrivals as schedules
+    from ffcil.errors import unknown
+
+    kind = kind or ("given" if sizes else "trace" if trace else "free-flow")
+    if kind == "equal":
+        made = schedules.equal(classes, steps)
+    elif kind == "half":
+        made = schedules.half(classes, steps)
+    elif kind == "free-flow":
+        made = schedules.free_flow(classes, steps, smallest, largest, alpha, order or "jumbled", seed)
+    elif kind == "given":
+        made = schedules.given(_sizes(sizes), order or "given", seed)
+    elif kind == "trace":
+        if trace is None:
+            raise InputError("Arrivals from a trace need its file: add --trace FILE.csv.")
+        made = schedules.from_trace(trace, window)
+    else:
+        raise unknown("kind of arrivals", kind, ["free-flow", "equal", "half", "given", "trace"])
+    if as_json:
+        _print_json(made.to_json())
+    else:
+        encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
+        print(made.draw(ascii=not encoding.startswith("utf")))
+    if plot is not None:
+        from ffcil.report.figures import plot_arrivals
+
+        plot_arrivals(made, plot)
+        print(f"wrote {plot}", file=sys.stderr)
+
+
+def _sizes(text: str | None) -> list[int]:
+    if not text:
+        raise InputError("Given arrivals need their sizes: add --sizes 1,4,2.")
+    try:
+        return [int(part) for part in text.strip("[] ").split(",")]
+    except ValueError as error:
+        raise InputError(
+            f"Cannot read --sizes {text!r}: write whole numbers with commas, for example 1,4,2."
+        ) from error
+
+
+@app.command()
+def run(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name (glyphs, cifar100) or a YAML file.")],
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a field, for example method=icarl or arrivals.sizes=[1,4,2]."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder of this run (default: runs/ and a name made from its configuration)."),
+    ] = None,
+    data: Data = None,
+    device: Device = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads (default: all cores).", min=1)] = None,
+    as_json: AsJson = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")] = False,
+) -> None:
+    """Run one configuration; started again, it continues where it was, and a finished run does nothing."""
+    from ffcil.config import parse_assignments, resolve
+
+    config = resolve(recipe, parse_assignments(assignments or []))
+    if dry_run:
+        _print_json(config.model_dump(mode="json"))
+        return
+    from rich.console import Console
+
+    from ffcil.progress import Shown
+    from ffcil.run import Run
+
+    listener = Shown(Console(stderr=True))
+    summary = Run(config, out, data=data, device=device, threads=threads, listener=listener).execute()
+    if as_json:
+        _print_json(summary)
+        return
+    for name, numbers in summary["classifiers"].items():
+        forgotten = "" if numbers["forgetting"] is None else f", forgetting {numbers['forgetting']:.2f}"
+        scored = " (scored)" if name == summary["scored"] else ""
+        print(f"{name}{scored}: average {numbers['average']:.2f} %, last {numbers['last']:.2f} %{forgotten}")
+    print(f"{summary['folder']}  {summary['seconds']['total']:.1f} s, {summary['images_per_second']:,.0f} images/s")
+
+
+@app.command()
+def demo(
+    method: Annotated[str, typer.Option(help="Any method: `ffcil methods` lists them.")] = "icarl",
+    seeds: Annotated[int, typer.Option(help="Seeds of each setting.", min=1)] = 2,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the runs and of report.html.")] = Path("demo"),
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a field of the recipe glyphs.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Runs at a time (default: one a core, a thread each).", min=1)
+    ] = None,
+) -> None:
+    """Equ.T, FF.org and FF.ours on the embedded data set: a table here, and a page to open."""
+    from ffcil.config import parse_assignments
+    from ffcil.demo import run_demo
+
+    run_demo(method, seeds, out, parse_assignments(assignments or []), jobs)
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
+    """List the methods and their own fields."""
+    from ffcil.listing import method_table, methods_as_json
+
+    if as_json:
+        _print_json(methods_as_json())
+    else:
+        _print_table(method_table())
+
+
+@app.command()
+def datasets(as_json: AsJson = False, data: Data = None) -> None:
+    """List the data sets and whether their files are here."""
+    from ffcil.listing import dataset_table, datasets_as_json
+
+    if as_json:
+        _print_json(datasets_as_json(data))
+    else:
+        _print_table(dataset_table(data))
+
+
+@app.command()
+def doctor(as_json: AsJson = False, data: Data = None) -> None:
+    """Versions, devices, data found, and what to do about what is missing."""
+    from ffcil.listing import diagnosis, diagnosis_table
+
+    found = diagnosis(data)
+    if as_json:
+        _print_json(found)
+    else:
+        _print_table(diagnosis_table(found))
+
+
+def _print_table(table: Any) -> None:
+    from rich.console import Console
+
+    Console().print(table)
+
+
+def main() -> None:
+    """Entry point: bad input is one sentence and status 2, Ctrl-C is status 130, neither has a traceback."""
+    try:
+        app()
+    except InputError as error:
+        print(f"ffcil: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("ffcil: stopped; the same command continues from here.", file=sys.stderr)
+        raise SystemExit(130) from None

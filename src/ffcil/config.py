@@ -1,0 +1,310 @@
+"""The typed configuration of a run: recipes, overrides, validation. No torch here: a typo is answered at once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+
+from ffcil.errors import InputError, unknown
+
+Order = Literal["jumbled", "ascending", "descending"]
+
+
+class Settings(BaseModel):
+    """Base of every configuration: frozen, and a field that does not exist is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class EqualArrivals(Settings):
+    """Every step brings the same number of classes (sizes differ by at most one)."""
+
+    kind: Literal["equal"] = "equal"
+    steps: PositiveInt
+
+
+class HalfArrivals(Settings):
+    """Half of the classes first, the rest in equal steps."""
+
+    kind: Literal["half"] = "half"
+    steps: PositiveInt
+
+
+class FreeFlowArrivals(Settings):
+    """A class-arrival spectrum of intensity alpha between two bounds, then an order."""
+
+    kind: Literal["free-flow"] = "free-flow"
+    steps: PositiveInt
+    smallest: PositiveInt = 1
+    largest: PositiveInt
+    alpha: float = 1.0
+    order: Order = "jumbled"
+
+
+class GivenArrivals(Settings):
+    """Sizes as given."""
+
+    kind: Literal["given"] = "given"
+    sizes: tuple[PositiveInt, ...]
+    order: Order | Literal["given"] = "given"
+
+
+class TraceArrivals(Settings):
+    """A CSV of classes and the time at which each was first seen, grouped by a window."""
+
+    kind: Literal["trace"] = "trace"
+    trace: str
+    window: str
+
+
+ArrivalsSettings = Annotated[
+    EqualArrivals | HalfArrivals | FreeFlowArrivals | GivenArrivals | TraceArrivals, Field(discriminator="kind")
+]
+ARRIVALS: dict[str, type[Settings]] = {
+    get_args(kind.model_fields["kind"].annotation)[0]: kind
+    for kind in (EqualArrivals, HalfArrivals, FreeFlowArrivals, GivenArrivals, TraceArrivals)
+}
+
+
+class Phase(Settings):
+    """Optimisation of one step."""
+
+    epochs: PositiveInt
+    learning_rate: float = Field(0.1, gt=0)
+    schedule: Literal["milestones", "cosine"] = "milestones"
+    milestones: tuple[PositiveInt, ...] = ()
+    """epochs at which schedule `milestones` multiplies the learning rate by `decay`"""
+    decay: float = Field(0.1, gt=0, le=1)
+    weight_decay: float = Field(5e-4, ge=0)
+
+    def scaled(self, factor: float) -> Phase:
+        """Epochs and milestones multiplied by `factor`, one epoch at least."""
+        epochs, *milestones = (max(1, round(epoch * factor)) for epoch in (self.epochs, *self.milestones))
+        return self.model_copy(update={"epochs": epochs, "milestones": tuple(milestones)})
+
+
+class TrainSettings(Settings):
+    """The training loop."""
+
+    batch: PositiveInt = 128
+    momentum: float = Field(0.9, ge=0, lt=1)
+    augment: Literal["standard", "none"] = "standard"
+    """`standard`: the data set's usual crop, flip and brightness; `none`: normalisation alone"""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """`auto`: bfloat16 autocast on a GPU, float32 on a CPU; losses and heads are always float32"""
+    graph: bool = True
+    """capture a training step as one CUDA graph (a GPU only)"""
+    compile: bool = True
+    """torch.compile of the backbone (a GPU only)"""
+    epochs_scale: float = Field(1.0, gt=0)
+    """multiplies epochs and milestones of both phases: 0.1 for a quick look at a published schedule"""
+    first: Phase
+    """the first step"""
+    later: Phase
+    """every step after it"""
+
+
+class MemorySettings(Settings):
+    """Exemplars: a total budget shared by all classes seen, or a constant number a class."""
+
+    budget: PositiveInt | None = None
+    per_class: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.budget is None) == (self.per_class is None):
+            raise ValueError("set exactly one of budget and per_class (the other to null)")
+        return self
+
+
+class DiwaSettings(Settings):
+    """Constants of Dynamic Intervention Weight Alignment, paper eq. (12); the paper does not print their values."""
+
+    eta_min: float = Field(0.1, ge=0, le=1)
+    tau: float = Field(5.0, gt=0)
+
+
+class RunConfig(Settings):
+    """One run, complete: the same configuration gives the same run."""
+
+    dataset: str
+    method: str
+    robust: bool = False
+    """true: class-wise mean + DIWA, the paper's framework; each part can be set alone below"""
+    reduction: Literal["auto", "mean", "class_wise_mean"] = "auto"
+    """how per-sample losses become one number; auto: class_wise_mean where robust"""
+    alignment: Literal["auto", "none", "wa", "diwa"] = "auto"
+    """of the head after a step; auto: diwa where robust, else the method's own"""
+    diwa: DiwaSettings = DiwaSettings()
+    arrivals: ArrivalsSettings
+    classes: PositiveInt | None = None
+    """use this many classes of the data set; null: all (or as many as the given sizes name)"""
+    class_seed: int | None = 0
+    """of the class permutation; null: the data set's own order"""
+    arrival_seed: int = 0
+    """of the spectrum and its order"""
+    train_seed: int = 0
+    """of initialisation, batches and augmentation"""
+    backbone: str
+    image_size: PositiveInt | None = None
+    """side to which a folder's images are resized; null: the data set's own"""
+    memory: MemorySettings
+    train: TrainSettings
+    options: dict[str, Any] = {}
+    """the method's own fields: `ffcil methods` lists them"""
+    evaluate_batch: PositiveInt = 1000
+    checkpoint_seconds: float = Field(30.0, ge=0)
+    """write a checkpoint at the first epoch's end after this many seconds; 0: after every epoch"""
+
+    def identity(self) -> str:
+        """A hash of all fields: the name of the run's folder."""
+        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def recipe_names() -> list[str]:
+    return sorted(
+        p.name.removesuffix(".yaml") for p in resources.files("ffcil.recipes").iterdir() if p.name.endswith(".yaml")
+    )
+
+
+def load_recipe(name: str) -> dict[str, Any]:
+    """A recipe of the package by name, or any YAML file by path."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml", ".json"):  # JSON is YAML: a run's config.json is a recipe
+        if not path.is_file():
+            raise InputError(
+                f"There is no recipe file {name!r}: name an existing file or one of: {', '.join(recipe_names())}."
+            )
+        text = path.read_text(encoding="utf-8")
+    elif name in recipe_names():
+        text = (resources.files("ffcil.recipes") / f"{name}.yaml").read_text(encoding="utf-8")
+    else:
+        raise unknown("recipe", name, recipe_names())
+    try:
+        recipe = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"Recipe {name!r} is not YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(recipe, dict):
+        raise InputError(f"Recipe {name!r} must be a YAML mapping of fields, not {type(recipe).__name__}.")
+    return recipe
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+    """`["train.batch=64", "arrivals.sizes=[1,2]"]` as a nested mapping; values are YAML."""
+    nested: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key:
+            raise InputError(f"Cannot read --set {assignment!r}: write it as key=value, for example train_seed=1.")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise InputError(f"Cannot read the value of --set {assignment!r}: quote it as YAML.") from error
+        *parents, leaf = key.strip().split(".")
+        place = nested
+        for parent in parents:
+            place = place.setdefault(parent, {})
+            if not isinstance(place, dict):
+                raise InputError(
+                    f"--set {assignment!r} goes into {parent!r}, which another --set made a plain value: drop one."
+                )
+        place[leaf] = value
+    return nested
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `base`, mappings merged field by field."""
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _merge_arrivals(base: Any, over: Any) -> Any:
+    """Fields of another kind than the one asked for are dropped from the recipe's arrivals, not from the user's."""
+    if not isinstance(over, Mapping) or not isinstance(base, Mapping):
+        return over
+    kind = over.get("kind")
+    if kind is None:  # sizes or a trace say by themselves what they are
+        kind = "given" if "sizes" in over else "trace" if "trace" in over else base.get("kind")
+    if kind not in ARRIVALS:
+        raise unknown("kind of arrivals", str(kind), ARRIVALS)
+    fields = ARRIVALS[kind].model_fields
+    kept = {key: value for key, value in base.items() if key in fields} if kind != base.get("kind") else dict(base)
+    if "sizes" in fields and kind != base.get("kind"):
+        kept.pop("order", None)  # given sizes come as given
+    return {**kept, **over, "kind": kind}
+
+
+def _check_names(settings: Mapping[str, Any], model: type[BaseModel], prefix: str = "") -> None:
+    for key, value in settings.items():
+        if key not in model.model_fields:
+            raise unknown("field", f"{prefix}{key}", [f"{prefix}{name}" for name in model.model_fields])
+        annotation = model.model_fields[key].annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel) and isinstance(value, Mapping):
+            _check_names(value, annotation, f"{prefix}{key}.")
+
+
+def _check_arrivals(arrivals: Any) -> None:
+    kind = arrivals.get("kind") if isinstance(arrivals, Mapping) else None
+    if kind not in ARRIVALS:
+        raise InputError(f"arrivals needs a kind: one of {', '.join(ARRIVALS)}.")
+    for key in arrivals:
+        if key not in ARRIVALS[kind].model_fields:
+            others = [name for name, model in ARRIVALS.items() if key in model.model_fields]
+            if others:
+                raise InputError(
+                    f"arrivals.{key} has no meaning for kind {kind!r}: set arrivals.kind={others[0]}, or drop it."
+                )
+            raise unknown("field", f"arrivals.{key}", [f"arrivals.{name}" for name in ARRIVALS[kind].model_fields])
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"] if part not in ARRIVALS)
+    message = first["msg"].removeprefix("Value error, ").removesuffix(".")
+    given = "" if isinstance(first["input"], Mapping | BaseModel) else f", not {first['input']!r}"
+    return f"Bad value for {place or 'the configuration'}: {message}{given}."
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validate(model: type[Model], settings: Mapping[str, Any]) -> Model:
+    """`settings` as `model`, or an `InputError` of one sentence."""
+    try:
+        return model.model_validate(settings)
+    except ValidationError as error:
+        raise InputError(_sentence(error)) from error
+
+
+def build_config(settings: Mapping[str, Any]) -> RunConfig:
+    """A complete configuration from a nested mapping, every name checked."""
+    _check_names(settings, RunConfig)
+    _check_arrivals(settings.get("arrivals"))
+    return validate(RunConfig, settings)
+
+
+def resolve(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+    """The configuration that a recipe gives under `overrides` (nested; later wins).
+
+    A recipe may hold a mapping `methods` from a method's name to the fields in which it differs.
+    """
+    base = load_recipe(recipe)
+    over = dict(overrides or {})
+    by_method = base.pop("methods", {})
+    method = over.get("method", base.get("method"))
+    base = merge(base, by_method.get(method, {}))
+    arrivals = _merge_arrivals(base.get("arrivals"), over.pop("arrivals", base.get("arrivals")))
+    if isinstance(over.get("memory"), Mapping):  # naming one of budget and per_class unsets the other
+        base["memory"] = {}
+    return build_config({**merge(base, over), "arrivals": arrivals})

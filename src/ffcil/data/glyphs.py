@@ -1,0 +1,281 @@
+"""The embedded data set: 100 classes of small colour images of characters, drawn on this machine, nothing to download.
+
+An image shows one character of DejaVu or STIX (the fonts that ship inside matplotlib) in a random face, pose and colour
+on a random background, with parts of other characters around it, strokes across it, blur and noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.ft2font import FT2Font
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont, features
+from torch import Tensor
+from torch.nn import functional as F
+
+from ffcil.data.augment import Augmentation
+from ffcil.data.cache import cached_arrays
+from ffcil.data.image_set import ImageSet
+from ffcil.errors import InputError
+
+# No two of them are the same drawing in some face, turned a little: none of 0 O o, 1 I l, x X, Γ r, Э 3 and so on.
+CHARACTERS: tuple[str, ...] = tuple(
+    "23456789"
+    "ABCDEFGHJKLMNPQRSTUVWXYZ"
+    "abdefghmnrt"
+    "ΔΘΞΣΦΨΩδλμξπσ"
+    "БДЖИЦШЫЮЯ"
+    "ԲԹՖდთჟ"
+    "&@#$%?€£§¶‡√∞∀⌘"
+    "★☀♥♣♦♪☺☯☎☂✈✂⚓♞"
+)
+
+GLYPHS_AUGMENTATION = Augmentation(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), padding=2, flip=False)
+"""No flip: a mirrored character is another character."""
+
+SIZE = 32
+"""Side of an image in pixels."""
+
+_VERSION = 1  # of the drawing: another number where the same arguments would give other images
+_FACES = (
+    *(f"DejaVu{family}" for family in ("Sans", "Sans-Bold", "Sans-Oblique", "Sans-BoldOblique")),
+    *(f"DejaVu{family}" for family in ("SansMono", "SansMono-Bold", "SansMono-Oblique", "SansMono-BoldOblique")),
+    *(f"DejaVu{family}" for family in ("Serif", "Serif-Bold", "Serif-Italic", "Serif-BoldItalic")),
+    *(f"STIXGeneral{style}" for style in ("", "Bol", "Italic", "BolIta")),
+)
+_EM = 96  # pixels at which a face is rendered, before its ink is fitted into a mask
+_MASK, _INK = 64, 48  # side of a mask, and the longer side of the ink in it
+_CHUNK = 250  # images drawn at a time: bounds the memory
+_LUMA = (0.299, 0.587, 0.114)  # how bright red, green and blue look
+_CONTRAST = 0.25  # the least difference in brightness between the character and its background
+
+
+def draw_glyphs(characters: Sequence[str], images_per_class: int, seed: int) -> NDArray[np.uint8]:
+    """`images_per_class` images of each of `characters`, class after class: uint8, [C * n, 3, 32, 32].
+
+    The same arguments give the same images. The characters that clutter the borders are of `characters` too.
+    """
+    masks = [_masks(character) for character in characters]
+    others = F.avg_pool2d(torch.cat(masks)[:, None], 2)[:, 0]
+    images = np.empty((len(characters), images_per_class, 3, SIZE, SIZE), np.uint8)
+    for character, own, rows in zip(characters, masks, images, strict=True):
+        draw = _Draw(np.random.Generator(np.random.PCG64([seed, ord(character)])))
+        for start in range(0, images_per_class, _CHUNK):
+            chunk = rows[start : start + _CHUNK]
+            chunk[:] = _images(draw, own, others, len(chunk)).numpy()
+    return images.reshape(-1, 3, SIZE, SIZE)
+
+
+def glyphs(train_per_class: int = 200, test_per_class: int = 50) -> tuple[ImageSet, ImageSet]:
+    """Training and test images of `CHARACTERS`, drawn once and memory-mapped from the cache folder from then on."""
+    # What a face looks like in pixels is FreeType's decision.
+    key = f"glyphs-{_VERSION}-{train_per_class}-{test_per_class}-freetype-{features.version('freetype2')}"
+    arrays = cached_arrays(
+        key,
+        lambda: {
+            "train": draw_glyphs(CHARACTERS, train_per_class, seed=0),
+            "test": draw_glyphs(CHARACTERS, test_per_class, seed=1),
+        },
+    )
+    train, test = (
+        ImageSet(
+            images=torch.from_numpy(arrays[split]),
+            labels=torch.arange(len(CHARACTERS)).repeat_interleave(per_class),
+            class_names=CHARACTERS,
+        )
+        for split, per_class in (("train", train_per_class), ("test", test_per_class))
+    )
+    return train, test
+
+
+def faces_with(character: str) -> tuple[str, ...]:
+    """Names of the faces that have a drawing of `character`."""
+    return tuple(face for face in _FACES if ord(character) in _charmap(face))
+
+
+def _path(face: str) -> Path:
+    return Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{face}.ttf"
+
+
+@lru_cache
+def _charmap(face: str) -> frozenset[int]:
+    return frozenset(FT2Font(str(_path(face))).get_charmap())
+
+
+@lru_cache
+def _font(face: str) -> ImageFont.FreeTypeFont:
+    # The basic layout: whether Pillow has the other one differs between machines.
+    return ImageFont.truetype(_path(face), _EM, layout_engine=ImageFont.Layout.BASIC)
+
+
+def _mask(character: str, face: str) -> NDArray[np.uint8]:
+    """The ink of a character, [64, 64]: centred, its longer side 48."""
+    canvas = Image.new("L", (3 * _EM, 3 * _EM))
+    ImageDraw.Draw(canvas).text((_EM, _EM), character, fill=255, font=_font(face))
+    ink = canvas.crop(canvas.getbbox())
+    scale = _INK / max(ink.size)
+    ink = ink.resize((max(1, round(ink.width * scale)), max(1, round(ink.height * scale))), Image.Resampling.LANCZOS)
+    mask = Image.new("L", (_MASK, _MASK))
+    mask.paste(ink, ((_MASK - ink.width) // 2, (_MASK - ink.height) // 2))
+    return np.asarray(mask)
+
+
+def _masks(character: str) -> Tensor:
+    """One mask a face that has the character: float32 in [0, 1], [faces, 64, 64]."""
+    faces = faces_with(character)
+    if not faces:
+        raise InputError(f"No font has the character {character!r}: leave it out.")
+    return torch.from_numpy(np.stack([_mask(character, face) for face in faces])).float() / 255
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """Random tensors from a NumPy generator, whose stream is the same on every machine."""
+
+    generator: np.random.Generator
+
+    def uniform(self, low: float, high: float, *shape: int) -> Tensor:
+        return low + (high - low) * torch.from_numpy(self.generator.random(shape, dtype=np.float32))
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.from_numpy(self.generator.standard_normal(shape, dtype=np.float32))
+
+    def below(self, bound: int, *shape: int) -> Tensor:
+        return torch.from_numpy(self.generator.integers(0, bound, shape))
+
+
+def _grid(side: int) -> tuple[Tensor, Tensor]:
+    """x and y of the pixel centres of an image, in pixels of the final image from its middle: [side], [side, 1]."""
+    centres = (torch.arange(side) + 0.5) * (SIZE / side) - SIZE / 2
+    return centres, centres[:, None]
+
+
+def _images(draw: _Draw, own: Tensor, others: Tensor, n: int) -> Tensor:
+    """n images of one character: uint8, [n, 3, 32, 32]."""
+    image, colours = _backgrounds(draw, n)
+    for _ in range(2):
+        image = _lay(image, _neighbours(draw, others, n), _colours(draw, n))
+    image = _lay(image, _characters(draw, own, n), _contrasting(draw, colours))
+    image = _lay(image, _strokes(draw, n), _colours(draw, n))
+    image = _blurred(image, draw.uniform(0, 0.9, n, 1, 1, 1))
+    image = image + draw.uniform(0, 0.07, n, 1, 1, 1) * draw.normal(n, 3, SIZE, SIZE)
+    return image.mul_(255).round_().clamp_(0, 255).to(torch.uint8)
+
+
+def _lay(image: Tensor, cover: Tensor, colour: Tensor) -> Tensor:
+    """`colour` ([n, 3]) over the image where `cover` ([n, 32, 32], 0 .. 1) says so."""
+    return torch.lerp(image, colour[:, :, None, None], cover[:, None])
+
+
+def _backgrounds(draw: _Draw, n: int) -> tuple[Tensor, Tensor]:
+    """Two colours mixed by a ramp, a disc, waves or clouds; the images [n, 3, 32, 32] and the colours [n, 2, 3]."""
+    first = _colours(draw, n)
+    second = (first + draw.uniform(-0.3, 0.3, n, 3)).clamp_(0, 1)
+    x, y = _grid(SIZE)
+    angle = draw.uniform(0, 2 * torch.pi, n, 1, 1)
+    along = x * torch.cos(angle) + y * torch.sin(angle)  # [n, 32, 32]
+    middle = draw.uniform(-12, 12, 2, n, 1, 1)
+    distance = torch.hypot(x - middle[0], y - middle[1])
+    clouds = F.interpolate(draw.uniform(-1, 2, n, 1, 5, 5), (SIZE, SIZE), mode="bicubic", align_corners=True)[:, 0]
+    waves = 0.5 + 0.5 * torch.sin(along * draw.uniform(0.25, 1.3, n, 1, 1) + draw.uniform(0, 2 * torch.pi, n, 1, 1))
+    kinds = torch.stack([along / SIZE + 0.5, distance / 20, waves, clouds]).clamp_(0, 1)
+    mix = kinds[draw.below(4, n), torch.arange(n)]
+    return _lay(first[:, :, None, None].expand(n, 3, SIZE, SIZE), mix, second), torch.stack([first, second], 1)
+
+
+def _colours(draw: _Draw, *shape: int) -> Tensor:
+    """Colours between grey and vivid: [*shape, 3]."""
+    grey = draw.uniform(0, 1, *shape, 1)
+    return torch.lerp(grey.expand(*shape, 3), draw.uniform(0, 1, *shape, 3), draw.uniform(0.1, 1, *shape, 1))
+
+
+def _contrasting(draw: _Draw, colours: Tensor) -> Tensor:
+    """A random colour that is far enough in brightness from both of `colours` ([n, 2, 3]): [n, 3]."""
+    n, tries = len(colours), 12
+    candidates, luma = _colours(draw, n, tries), torch.tensor(_LUMA)
+    contrast = ((candidates @ luma)[:, :, None] - (colours @ luma)[:, None]).abs().amin(2)  # [n, tries]
+    enough = contrast >= _CONTRAST
+    choice = torch.where(enough.any(1), enough.int().argmax(1), contrast.argmax(1))  # the first, else the best
+    return candidates[torch.arange(n), choice]
+
+
+def _posed(masks: Tensor, side: int, extent: Tensor, turn: Tensor, slant: Tensor, aspect: Tensor, at: Tensor) -> Tensor:
+    """Masks ([n, s, s]) seen at `extent` pixels, turned, slanted, stretched, moved to `at` ([2, n]): [n, side, side]."""
+
+    def each(parameter: Tensor) -> Tensor:
+        return parameter[:, None, None]
+
+    x, y = _grid(side)
+    x, y = x - each(at[0]), y - each(at[1])
+    cos, sin = each(torch.cos(turn)), each(torch.sin(turn))
+    x, y = cos * x + sin * y, cos * y - sin * x
+    x = x + each(slant) * y
+    unit = each(2 * _INK / _MASK / extent)  # mask coordinates run from -1 to 1
+    grid = torch.stack([x * unit / each(aspect), y * unit * each(aspect)], -1)
+    return F.grid_sample(masks[:, None], grid, align_corners=False)[:, 0]
+
+
+def _characters(draw: _Draw, own: Tensor, n: int) -> Tensor:
+    """The character itself, in any face and pose: [n, 32, 32]."""
+    extent = draw.uniform(17, 27, n)
+    seen = _posed(
+        own[draw.below(len(own), n)],
+        2 * SIZE,  # four samples a pixel against jagged edges
+        extent,
+        turn=draw.uniform(-0.4, 0.4, n),
+        slant=draw.uniform(-0.3, 0.3, n),
+        aspect=draw.uniform(0.88, 1.14, n),
+        at=draw.uniform(-1, 1, 2, n) * (SIZE / 2 + 1 - extent / 2),
+    )
+    return F.avg_pool2d(seen[:, None], 2)[:, 0]
+
+
+def _neighbours(draw: _Draw, others: Tensor, n: int) -> Tensor:
+    """Another character that reaches in from a border, in three of five images: [n, 32, 32]."""
+    angle, distance = draw.uniform(0, 2 * torch.pi, n), draw.uniform(16, 21, n)
+    seen = _posed(
+        others[draw.below(len(others), n)],
+        SIZE,
+        extent=draw.uniform(14, 26, n),
+        turn=draw.uniform(-0.6, 0.6, n),
+        slant=draw.uniform(-0.3, 0.3, n),
+        aspect=draw.uniform(0.8, 1.2, n),
+        at=torch.stack([torch.cos(angle), torch.sin(angle)]) * distance,
+    )
+    return seen * (draw.uniform(0, 1, n) < 0.6)[:, None, None]
+
+
+def _strokes(draw: _Draw, n: int) -> Tensor:
+    """A thin straight line across the image, in half of the images: [n, 32, 32]."""
+    x, y = _grid(SIZE)
+    angle = draw.uniform(0, torch.pi, n, 1, 1)
+    distance = (x * torch.cos(angle) + y * torch.sin(angle) - draw.uniform(-12, 12, n, 1, 1)).abs()
+    cover = (draw.uniform(0.8, 1.4, n, 1, 1) - distance).clamp_(0, 1)
+    return cover * draw.uniform(0.5, 1, n, 1, 1) * (draw.uniform(0, 1, n, 1, 1) < 0.5)
+
+
+def _blurred(image: Tensor, amount: Tensor) -> Tensor:
+    """Between the image and its 3 x 3 binomial blur."""
+    kernel = torch.tensor([0.25, 0.5, 0.25])
+    weights = torch.outer(kernel, kernel).expand(3, 1, 3, 3)
+    return torch.lerp(image, F.conv2d(F.pad(image, (1, 1, 1, 1), mode="replicate"), weights, groups=3), amount)
+
+
+def contact_sheet(path: str | Path, columns: int = 20, rows: int = 10, zoom: int = 3, seed: int = 0) -> None:
+    """A picture of `rows` x `columns` images, the classes in turn, written to `path`."""
+    gap, cell = 2 * zoom, SIZE * zoom
+    each = -(-rows * columns // len(CHARACTERS))
+    images = draw_glyphs(CHARACTERS, each, seed).reshape(len(CHARACTERS), each, 3, SIZE, SIZE).swapaxes(0, 1)
+    images = images.reshape(-1, 3, SIZE, SIZE)[: rows * columns].transpose(0, 2, 3, 1)
+    sheet = Image.new("RGB", (columns * (cell + gap) + gap, rows * (cell + gap) + gap), "white")
+    for i, image in enumerate(images):
+        tile = Image.fromarray(image).resize((cell, cell), Image.Resampling.NEAREST)
+        sheet.paste(tile, (gap + i % columns * (cell + gap), gap + i // columns * (cell + gap)))
+    sheet.save(path)

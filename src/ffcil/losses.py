@@ -1,0 +1,74 @@
+"""Per-sample losses, and the reductions that make one number of them: mean and class-wise mean (CWM).
+
+A reduction has the signature `(per_sample, targets, weights=None) -> scalar`. Any loss that is a sum over samples can go
+through either, so a training loop changes from one to the other in one place. Nothing here waits for the device or
+branches on a tensor, so all of it can sit inside a captured CUDA graph.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Reduction(Protocol):
+    """From per-sample losses to one number."""
+
+    def __call__(self, per_sample: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor: ...
+
+
+def mean(per_sample: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The ordinary mean over samples, paper eq. (4); with `weights` the weighted mean (0 where all weights are 0)."""
+    if weights is None:
+        return per_sample.mean()
+    weights = weights.to(per_sample.dtype)
+    return (weights * per_sample).sum() / weights.sum().clamp_min(torch.finfo(per_sample.dtype).tiny)
+
+
+def class_wise_mean(per_sample: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The mean over the classes of the batch of each class's mean loss (CWM, paper eq. (6)).
+
+    Sample i counts `w_i / (n_y * |C_batch|)`, where n_y is the weight of its class in the batch and C_batch the classes
+    of non-zero weight. Use `weights` as a mask for a loss that concerns part of a batch only; a batch with no weight
+    at all gives 0, not NaN.
+
+    Args:
+        per_sample: losses, float [B]
+        targets: classes, int [B]; any values
+        weights: non-negative, [B]
+    """
+    weights = torch.ones_like(per_sample) if weights is None else weights.to(per_sample.dtype)
+    # Comparing all pairs [B, B] needs no number of classes, no atomics (so it is deterministic) and no host sync,
+    # as `bincount` on a GPU would; at B = 256 it is 65k bytes.
+    same = targets.unsqueeze(0) == targets.unsqueeze(1)
+    of_class = (same * weights).sum(dim=1)  # n_y of each sample, [B]
+    share = weights / torch.where(of_class > 0, of_class, 1.0)  # sums to 1 within every class present
+    return (share * per_sample).sum() / share.sum().clamp_min(1.0)
+
+
+REDUCTIONS: dict[str, Reduction] = {"mean": mean, "class_wise_mean": class_wise_mean}
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Softmax cross-entropy of every sample, [B]."""
+    return F.cross_entropy(logits, targets, reduction="none")
+
+
+def distillation(student: Tensor, teacher: Tensor, temperature: float = 2.0) -> Tensor:
+    """Cross-entropy of every sample between the softened outputs of teacher and student, [B].
+
+    No factor T^2, as in the published iCaRL baselines.
+    """
+    soft = F.softmax(teacher / temperature, dim=1)
+    return -(soft * F.log_softmax(student / temperature, dim=1)).sum(dim=1)
+
+
+def centre_loss(features: Tensor, targets: Tensor, centres: Tensor) -> Tensor:
+    """Squared distance of every feature [B, D] to the centre of its class, centres [C, D]; paper eq. (8) before the mean.
+
+    Complements the class-wise mean for learners that score by prototypes (eq. (9)).
+    """
+    return (features - centres[targets]).square().sum(dim=1)

@@ -1,0 +1,46 @@
+"""Finetune: train on what arrives and nothing else. The lower bound; it forgets."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor
+
+from ffcil.losses import cross_entropy
+from ffcil.methods.learner import Learner, LearnerSettings, MethodConfig, register
+from ffcil.models.heads import GrowingLinear
+from ffcil.models.resnet import build_backbone
+from ffcil.stream import Increment
+
+
+@register("finetune")
+class Finetune(Learner):
+    """One backbone, one growing linear head, cross-entropy over all classes seen."""
+
+    title = "Finetune"
+
+    def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
+        super().__init__(settings, config)
+        self.backbone = build_backbone(settings.backbone)
+        self.engine.place(self.backbone)
+        self.head = GrowingLinear(self.backbone.feature_dim).to(self.engine.device)
+
+    def grow(self, increment: Increment) -> None:
+        self.head.grow(increment.seen_now)
+
+    def features(self, images: Tensor) -> Tensor:
+        """[B, 3, H, W] -> [B, D]; the backbone alone runs in reduced precision."""
+        with self.engine.autocast():
+            features: Tensor = self.backbone(images)
+        return features.float()
+
+    def loss(self, images: Tensor, targets: Tensor) -> Tensor:
+        return self.reduce(cross_entropy(self.head(self.features(images)), targets), targets)
+
+    def logits(self, images: Tensor) -> dict[str, Tensor]:
+        return {"linear": self.head(self.features(images))}
+
+    def finish(self, increment: Increment) -> dict[str, Any]:
+        done = self.settings.robustness.align(self.head.weight, increment)
+        return {"alignment": asdict(done) if done else None}

@@ -1,0 +1,235 @@
+"""`Learner`: what every method is. A method says what is different about it; the loop, the optimiser, precision,
+memory of progress and robustness are given.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ffcil.alignment import Alignment, diwa, weight_alignment
+from ffcil.config import DiwaSettings, MemorySettings, Phase, RunConfig, Settings, TrainSettings, validate
+from ffcil.data.augment import Augmentation
+from ffcil.errors import unknown
+from ffcil.losses import REDUCTIONS, Reduction
+from ffcil.stream import Increment
+from ffcil.training import Engine, FitData, Progress, derive_seed, evaluating, fit
+
+Value = TypeVar("Value")
+
+
+class MethodConfig(Settings):
+    """Base of the fields that are a method's own."""
+
+
+@dataclass(frozen=True)
+class Robustness:
+    """Which parts of the framework are on. It does not know which method uses it."""
+
+    reduction: Reduction
+    alignment: str
+    """none, wa or diwa"""
+    diwa: DiwaSettings
+
+    @classmethod
+    def resolve(cls, config: RunConfig, own_alignment: str) -> Robustness:
+        reduction, alignment = config.reduction, config.alignment
+        if reduction == "auto":
+            reduction = "class_wise_mean" if config.robust else "mean"
+        if alignment == "auto":
+            alignment = "diwa" if config.robust else own_alignment  # type: ignore[assignment]
+        return cls(REDUCTIONS[reduction], alignment, config.diwa)
+
+    def align(self, weight: Tensor, increment: Increment) -> Alignment | None:
+        """Align the head after a step's training, before memory and evaluation."""
+        if self.alignment == "none":
+            return None
+        if self.alignment == "wa":
+            return weight_alignment(weight, increment.seen_before)
+        return diwa(weight, increment.seen_before, self.diwa.eta_min, self.diwa.tau)
+
+
+@dataclass(frozen=True)
+class LearnerSettings:
+    """What a learner is built from."""
+
+    backbone: str
+    memory: MemorySettings
+    train: TrainSettings
+    robustness: Robustness
+    augmentation: Augmentation
+    engine: Engine
+    seed: int
+    evaluate_batch: int = 1000
+
+
+class Learner(nn.Module, ABC):
+    """A method. Subclass it in one file, decorate it with `@register("name")`, and override what differs."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    """as in tables"""
+    paper: ClassVar[str] = ""
+    Config: ClassVar[type[MethodConfig]] = MethodConfig
+    classifiers: ClassVar[tuple[str, ...]] = ("linear",)
+    """what `logits` returns; the first is the one that is scored"""
+    uses_memory: ClassVar[bool] = False
+    """keeps exemplars"""
+    own_alignment: ClassVar[str] = "none"
+    """alignment where neither `robust` nor `alignment` says otherwise"""
+
+    def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
+        super().__init__()
+        self.settings, self.config = settings, config
+        self.engine, self.reduce = settings.engine, settings.robustness.reduction
+
+    # --- what a method says -------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def grow(self, increment: Increment) -> None:
+        """Make room for the new classes, freeze what is to be frozen. Shapes only, no training and no look at data:
+        taking a run up again calls this for every step so far, then loads the values."""
+
+    @abstractmethod
+    def loss(self, images: Tensor, targets: Tensor) -> Tensor:
+        """Of a training batch: normalised images [B, 3, H, W], targets [B] -> scalar. Sample-wise terms go through
+        `self.reduce(per_sample, targets)`."""
+
+    @abstractmethod
+    def logits(self, images: Tensor) -> dict[str, Tensor]:
+        """Scores [B, classes seen] of normalised images, by classifier. Calling it changes nothing."""
+
+    def phase(self, increment: Increment) -> Phase:
+        """How a step is optimised."""
+        return self.settings.train.first if increment.seen_before == 0 else self.settings.train.later
+
+    def training_rows(self, increment: Increment) -> Tensor:
+        """Which rows of the store a step trains on."""
+        return increment.rows
+
+    def finish(self, increment: Increment) -> dict[str, Any]:
+        """After a step's training: alignment, memory. Returns what is worth a record."""
+        return {}
+
+    # --- what every method has ------------------------------------------------------------------------------------
+
+    def begin(self, increment: Increment) -> None:
+        """Grow for a step, with an initialisation that depends on the seed and the step alone."""
+        torch.manual_seed(derive_seed(self.settings.seed, increment.step, "initialisation"))
+        self.grow(increment)
+
+    def learn(
+        self,
+        increment: Increment,
+        progress: Progress | None = None,
+        after_epoch: Callable[[Progress], None] | None = None,
+    ) -> dict[str, Any]:
+        """Learn the classes of a step. `progress` takes up a step that was broken off: `begin` was then called already.
+
+        Returns what a record holds of it: seconds by phase, images per second, the method's own notes.
+        """
+        if progress is None:
+            self.begin(increment)
+        settings = self.settings
+        self.train()
+        rows = self.training_rows(increment).to(self.engine.device)
+        progress = fit(
+            self.loss,
+            [p for p in self.parameters() if p.requires_grad],
+            FitData(increment.train, rows, settings.augmentation),
+            self.phase(increment),
+            settings.train,
+            self.engine,
+            derive_seed(settings.seed, increment.step),
+            progress,
+            after_epoch,
+        )
+        start = time.perf_counter()
+        with evaluating(self):
+            notes = self.finish(increment)
+        seconds = {"train": progress.seconds, "memory": time.perf_counter() - start}
+        return {
+            "seconds": seconds,
+            "images_per_second": progress.images / progress.seconds,
+            "training_images": len(rows),
+            "loss": progress.loss,
+            **notes,
+        }
+
+    def over(self, increment_images: Tensor, rows: Tensor, compute: Callable[[Tensor], Value]) -> list[Value]:
+        """`compute` of the untouched images of `rows`, batch by batch."""
+        plain = self.settings.augmentation.plain
+        return [
+            compute(plain(increment_images[batch]))
+            for batch in rows.to(increment_images.device).split(self.settings.evaluate_batch)
+        ]
+
+    def predictions(self, increment: Increment) -> dict[str, Tensor]:
+        """Predicted classes of the increment's test images, by classifier, int64 [N]."""
+        with evaluating(self):
+            batches = self.over(
+                increment.test.images,
+                increment.test_rows,
+                lambda images: {name: scores.argmax(dim=1) for name, scores in self.logits(images).items()},
+            )
+        if not batches:
+            return {name: torch.empty(0, dtype=torch.int64) for name in self.classifiers}
+        return {name: torch.cat([batch[name] for batch in batches]) for name in self.classifiers}
+
+    def state(self) -> dict[str, Any]:
+        """All that the learner knows, as nested mappings and lists of tensors and plain values."""
+        return {"modules": self.state_dict()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up a `state`; `begin` has been called for every step up to it."""
+        self.load_state_dict(state["modules"])
+
+
+METHODS: dict[str, type[Learner]] = {}
+Class = TypeVar("Class", bound=type[Learner])
+
+
+def register(name: str) -> Callable[[Class], Class]:
+    """`@register("icarl")` makes a learner known to recipes and the command line under that name."""
+
+    def add(learner: Class) -> Class:
+        if name in METHODS:
+            raise ValueError(f"two methods are registered as {name!r}: {METHODS[name].__name__} and {learner.__name__}")
+        learner.name = name
+        METHODS[name] = learner
+        return learner
+
+    return add
+
+
+def find_method(name: str) -> type[Learner]:
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    return METHODS[name]
+
+
+def build_learner(config: RunConfig, augmentation: Augmentation, engine: Engine) -> Learner:
+    """The learner that a configuration describes, on the engine's device."""
+    method = find_method(config.method)
+    for option in config.options:
+        if option not in method.Config.model_fields:
+            known = [f"options.{name}" for name in method.Config.model_fields] or ["none"]
+            raise unknown(f"field of method {config.method}", f"options.{option}", known)
+    settings = LearnerSettings(
+        backbone=config.backbone,
+        memory=config.memory,
+        train=config.train,
+        robustness=Robustness.resolve(config, method.own_alignment),
+        augmentation=augmentation,
+        engine=engine,
+        seed=config.train_seed,
+        evaluate_batch=config.evaluate_batch,
+    )
+    torch.manual_seed(derive_seed(config.train_seed, 0, "initialisation"))
+    return method(settings, validate(method.Config, config.options))

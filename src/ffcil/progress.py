@@ -1,0 +1,84 @@
+"""What a person sees of a run while it runs: bars in a terminal, plain lines elsewhere, or nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+
+class Listener(Protocol):
+    """Told of a run's progress."""
+
+    def started(self, folder: str, steps: int, finished: int, epoch: int) -> None: ...
+    def step_started(self, step: int, new: int, seen: int, epochs: int) -> None: ...
+    def epoch_done(self, epoch: int, loss: float, images_per_second: float) -> None: ...
+    def step_done(self, record: Mapping[str, Any]) -> None: ...
+    def finished(self) -> None: ...
+
+
+class Silent:
+    """Says nothing."""
+
+    def started(self, folder: str, steps: int, finished: int, epoch: int) -> None: ...
+    def step_started(self, step: int, new: int, seen: int, epochs: int) -> None: ...
+    def epoch_done(self, epoch: int, loss: float, images_per_second: float) -> None: ...
+    def step_done(self, record: Mapping[str, Any]) -> None: ...
+    def finished(self) -> None: ...
+
+
+def accuracies(record: Mapping[str, Any]) -> str:
+    """`linear 61.2 %, nearest-mean 63.0 %`"""
+    return ", ".join(f"{name} {value:.1f} %" for name, value in record["accuracy"].items() if value is not None)
+
+
+class Shown:
+    """Lines for finished steps; between them a bar in a terminal, or a plain line every ten seconds."""
+
+    every = 10.0
+
+    def __init__(self, console: Console, title: str = "") -> None:
+        self.console, self.title = console, f"{title}: " if title else ""
+        self.bars = Progress(
+            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeRemainingColumn(),
+            console=console, transient=True, disable=not console.is_terminal,
+        )  # fmt: skip
+        self.task: TaskID | None = None
+        self.steps = self.epochs = self.step = 0
+        self.last_line = time.monotonic()
+
+    def started(self, folder: str, steps: int, finished: int, epoch: int) -> None:
+        self.steps = steps
+        taken_up = f", taken up after step {finished}" + (f" and {epoch} epoch(s)" if epoch else "")
+        self._line(f"{folder}: {steps} steps{taken_up if finished or epoch else ''}")
+        self.bars.start()
+
+    def step_started(self, step: int, new: int, seen: int, epochs: int) -> None:
+        self.step, self.epochs = step, epochs
+        if self.task is not None:
+            self.bars.remove_task(self.task)
+        text = f"{self.title}step {step}/{self.steps} (+{new} = {seen} classes)"
+        self.task = self.bars.add_task(text, total=epochs, note="")
+
+    def epoch_done(self, epoch: int, loss: float, images_per_second: float) -> None:
+        assert self.task is not None
+        note = f"epoch {epoch}/{self.epochs}, loss {loss:.3f}, {images_per_second:,.0f} images/s"
+        self.bars.update(self.task, completed=epoch, note=note)
+        if not self.console.is_terminal and time.monotonic() - self.last_line > self.every:
+            self._line(f"step {self.step}/{self.steps}, {note}")
+
+    def step_done(self, record: Mapping[str, Any]) -> None:
+        self._line(
+            f"step {record['step']}/{self.steps}: +{record['new_classes']} = {record['seen_classes']} classes, "
+            f"{accuracies(record)} ({sum(record['seconds'].values()):.1f} s, {record['images_per_second']:,.0f} images/s)"
+        )
+
+    def finished(self) -> None:
+        self.bars.stop()
+
+    def _line(self, text: str) -> None:
+        self.last_line = time.monotonic()
+        self.console.print(f"{self.title}{text}", highlight=False, soft_wrap=True)

@@ -1,0 +1,1 @@
+"""Published settings as YAML: `ffcil run NAME`."""

@@ -1,0 +1,121 @@
+"""`Stream`: an image set, a class order and arrivals, iterated as `Increment`s.
+
+Labels are remapped here, once, to their position in the class order: inside a learner the classes of a step are always
+the contiguous range `[seen_before, seen_now)`. Nothing else computes an offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ffcil.arrivals import Arrivals
+from ffcil.data.image_set import ImageSet
+from ffcil.errors import InputError
+
+
+@dataclass(frozen=True)
+class Increment:
+    """What arrives at one step."""
+
+    step: int
+    """1, 2, ..."""
+    seen_before: int
+    """classes of earlier steps"""
+    seen_now: int
+    """classes of this and earlier steps"""
+    train: ImageSet
+    """the training store; only `rows` of it, and rows kept from earlier steps, may be used"""
+    rows: Tensor
+    """int64: training images of the new classes"""
+    test: ImageSet
+    test_rows: Tensor
+    """int64: test images of all classes seen so far"""
+
+    @property
+    def classes(self) -> range:
+        """The new classes."""
+        return range(self.seen_before, self.seen_now)
+
+    @property
+    def new_labels(self) -> tuple[str, ...]:
+        """Names of the new classes."""
+        return self.train.class_names[self.seen_before : self.seen_now]
+
+    def rows_by_class(self) -> list[Tensor]:
+        """Training rows of each new class."""
+        labels = self.train.labels[self.rows]
+        return [self.rows[labels == c] for c in self.classes]
+
+
+def class_order(classes: int, seed: int | None) -> tuple[int, ...]:
+    """The permutation that PyCIL and the field use: numpy's legacy generator, so that seed 1993 means the same here."""
+    if seed is None:
+        return tuple(range(classes))
+    return tuple(np.random.RandomState(seed).permutation(classes).tolist())
+
+
+def _order_of(names: tuple[str, ...], arrivals: Arrivals, seed: int | None) -> tuple[int, ...]:
+    if arrivals.labels is None:
+        return class_order(len(names), seed)
+    position = {name: k for k, name in enumerate(names)}
+    missing = [label for label in arrivals.labels if label not in position]
+    if missing:
+        raise InputError(f"The trace names class {missing[0]!r}, which the data set does not have: correct the trace.")
+    return tuple(position[label] for label in arrivals.labels)
+
+
+class Stream:
+    """`for increment in Stream(train, test, arrivals, class_seed=1993): ...`"""
+
+    def __init__(self, train: ImageSet, test: ImageSet, arrivals: Arrivals, class_seed: int | None = 0) -> None:
+        if arrivals.classes > train.classes:
+            raise InputError(
+                f"The arrivals bring {arrivals.classes} classes, but the data set has {train.classes}: lower the sizes."
+            )
+        self.arrivals = arrivals
+        self.order = _order_of(train.class_names, arrivals, class_seed)[: arrivals.classes]
+        self.train, self.test = self._remapped(train), self._remapped(test)
+        if empty := (self.train.counts() == 0).nonzero().flatten().tolist():
+            name = self.train.class_names[empty[0]]
+            raise InputError(f"Class {name!r} has no training images: add some, or leave the class out.")
+
+    def _remapped(self, images: ImageSet) -> ImageSet:
+        position = torch.full((images.classes,), -1, device=images.labels.device)
+        position[list(self.order)] = torch.arange(len(self.order), device=position.device)
+        labels = position[images.labels]
+        names = tuple(images.class_names[c] for c in self.order)
+        return ImageSet(images.images, labels, names)
+
+    def __len__(self) -> int:
+        return self.arrivals.steps
+
+    def __getitem__(self, position: int) -> Increment:
+        if not 0 <= position < len(self):
+            raise IndexError(position)
+        now = self.arrivals.boundaries[position]
+        before = now - self.arrivals.sizes[position]
+        labels, seen = self.train.labels, self.test.labels
+        return Increment(
+            step=position + 1,
+            seen_before=before,
+            seen_now=now,
+            train=self.train,
+            rows=((labels >= before) & (labels < now)).nonzero().flatten(),
+            test=self.test,
+            test_rows=((seen >= 0) & (seen < now)).nonzero().flatten(),
+        )
+
+    def __iter__(self) -> Iterator[Increment]:
+        return (self[position] for position in range(len(self)))
+
+    def to(self, device: torch.device) -> Stream:
+        """The same stream with its images on `device`."""
+        moved = object.__new__(Stream)
+        moved.arrivals, moved.order = self.arrivals, self.order
+        moved.train, moved.test = self.train.to(device), self.test.to(device)
+        return moved

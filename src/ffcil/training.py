@@ -1,0 +1,299 @@
+"""`fit()`: the one training loop.
+
+Data stay on the device as uint8; an epoch is an index tensor. Everything random in an epoch (which images, which crops)
+is drawn before it from a generator whose seed is a function of the run's seed and the epoch, so a run can be taken up at
+any epoch with no generator state to save, and the same draws are used with and without a captured graph, on a CPU and
+on a GPU. Inside an epoch nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from ffcil.config import Phase, TrainSettings
+from ffcil.data.augment import Augmentation, Draws
+from ffcil.data.image_set import ImageSet
+from ffcil.errors import InputError
+
+Value = TypeVar("Value")
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""normalised images [B, 3, H, W] and targets [B] -> scalar"""
+
+WARM_UP_STEPS = 3  # steps before a capture: cuDNN and the allocator settle; they are real training steps
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A seed for one use, independent of the seeds for every other use."""
+    digest = hashlib.sha256(repr(parts).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Where and how training runs: device, precision, graphs, compilation."""
+
+    fabric: Fabric
+    precision: str
+    graph: bool
+    compile: bool
+
+    @classmethod
+    def create(cls, device: str, settings: TrainSettings) -> Engine:
+        """For `device` cpu or cuda[:n]. A CPU run is deterministic to the bit for a number of threads."""
+        kind, _, number = device.partition(":")
+        if kind not in ("cpu", "cuda"):
+            raise InputError(f"Unknown device {device!r}: choose cpu or cuda.")
+        on_gpu = kind == "cuda"
+        if on_gpu and not torch.cuda.is_available():
+            raise InputError("Device 'cuda' is not there: run with --device cpu, or see `ffcil doctor`.")
+        if number and int(number) >= torch.cuda.device_count():
+            raise InputError(f"Device {device!r} is not there: {torch.cuda.device_count()} CUDA device(s) were found.")
+        precision = settings.precision
+        if precision == "auto":
+            precision = "bfloat16" if on_gpu else "float32"
+        fabric = Fabric(
+            accelerator=kind,
+            devices=[int(number or 0)] if on_gpu else 1,
+            precision="bf16-mixed" if precision == "bfloat16" else "32-true",
+        )
+        torch.use_deterministic_algorithms(not on_gpu)
+        torch.backends.cudnn.benchmark = on_gpu
+        return cls(fabric, precision, graph=on_gpu and settings.graph, compile=on_gpu and settings.compile)
+
+    @property
+    def device(self) -> torch.device:
+        return self.fabric.device
+
+    def place(self, module: nn.Module) -> None:
+        """Move a module to the device in the layout that it is fast in, and compile it where asked."""
+        channels_last = torch.channels_last if self.device.type == "cuda" else torch.preserve_format
+        module.to(self.device, memory_format=channels_last)  # type: ignore[call-overload]
+        if self.compile:
+            module.compile(dynamic=False)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return self.fabric.autocast()
+
+    def aside(self, compute: Callable[[], Value]) -> Callable[[], Value]:
+        """Start `compute` beside what follows; the result is there when the returned function is called.
+
+        On a GPU it runs on a stream of its own, also inside a captured graph. On a CPU it runs at once.
+        """
+        if self.device.type != "cuda":
+            value = compute()
+            return lambda: value
+        main, side = torch.cuda.current_stream(), _side_stream(self.device)
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            value = compute()
+
+        def join() -> Value:
+            torch.cuda.current_stream().wait_stream(side)
+            return value
+
+        return join
+
+
+_streams: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return _streams.setdefault(device, torch.cuda.Stream(device))
+
+
+@contextmanager
+def evaluating(*modules: nn.Module) -> Iterator[None]:
+    """Evaluation mode, no gradients, and no compilation for the batch sizes that only evaluation has."""
+    before = [module.training for module in modules]
+    for module in modules:
+        module.eval()
+    try:
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        for module, training in zip(modules, before, strict=True):
+            module.train(training)
+
+
+def learning_rate(phase: Phase, epoch: int) -> float:
+    """Of an epoch counted from 0, in closed form, so that a run taken up again needs no scheduler state."""
+    if phase.schedule == "cosine":
+        return phase.learning_rate * 0.5 * (1 + math.cos(math.pi * epoch / phase.epochs))
+    return phase.learning_rate * phase.decay ** sum(epoch >= milestone for milestone in phase.milestones)
+
+
+@dataclass
+class Progress:
+    """How far a fit is; with the learner's parameters this is all that taking it up again needs."""
+
+    epoch: int = 0
+    """epochs done"""
+    seconds: float = 0.0
+    images: int = 0
+    loss: float = math.nan
+    """mean over the last epoch"""
+    momentum: Sequence[Tensor] = ()
+    """of the optimiser, in the order of the trainable parameters"""
+
+
+@dataclass(frozen=True)
+class FitData:
+    """What a fit trains on."""
+
+    images: ImageSet
+    rows: Tensor
+    """int64: the images to train on"""
+    augmentation: Augmentation
+
+
+class _EpochPlan:
+    """All that is random in an epoch, as tensors [steps, batch] on the device, filled anew before each epoch."""
+
+    def __init__(self, data: FitData, batch: int, device: torch.device) -> None:
+        self.data, self.batch = data, batch
+        self.steps = math.ceil(len(data.rows) / batch)
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)
+        self.order = self._order(torch.Generator()).to(device)
+        drawn = data.augmentation.draw(self.order.numel(), torch.Generator())
+        self.draws = Draws(*(d.to(device).view(self.steps, batch) for d in drawn))
+
+    def _order(self, generator: torch.Generator) -> Tensor:
+        """Shuffled rows; the last batch is filled up by drawing again, never left short."""
+        need, have = self.steps * self.batch, len(self.data.rows)
+        shuffles = [torch.randperm(have, generator=generator) for _ in range(math.ceil(need / have))]
+        rows = self.data.rows.cpu()[torch.cat(shuffles)[:need]]
+        return rows.view(self.steps, self.batch)
+
+    def fill(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.order.copy_(self._order(generator))
+        drawn = self.data.augmentation.draw(self.order.numel(), generator)
+        for buffer, values in zip(self.draws, drawn, strict=True):
+            buffer.copy_(values.view_as(buffer))
+        self.step.zero_()
+
+    def next_batch(self) -> tuple[Tensor, Tensor]:
+        """Augmented images and targets of the next batch. The position is a tensor: a captured graph moves on by itself."""
+        rows = self.order.index_select(0, self.step)[0]
+        draws = Draws(*(d.index_select(0, self.step)[0] for d in self.draws))
+        self.step += 1
+        store = self.data.images
+        return self.data.augmentation.train(store.images, rows, draws), store.labels[rows]
+
+
+def fit(
+    loss: Loss,
+    parameters: Sequence[nn.Parameter],
+    data: FitData,
+    phase: Phase,
+    settings: TrainSettings,
+    engine: Engine,
+    seed: int,
+    progress: Progress | None = None,
+    after_epoch: Callable[[Progress], None] | None = None,
+) -> Progress:
+    """Minimise `loss` over `parameters` for the epochs of `phase`, from `progress` on.
+
+    Args:
+        loss: of a batch; may hold buffers, frozen networks, anything
+        after_epoch: called with the progress; it may save it together with the parameters
+    """
+    progress = progress or Progress()
+    phase = phase.scaled(settings.epochs_scale)
+    if progress.epoch >= phase.epochs:
+        return progress
+    plan = _EpochPlan(data, settings.batch, engine.device)
+    optimiser = _optimiser(parameters, phase, settings, engine, progress.momentum)
+    total = torch.zeros((), device=engine.device)
+
+    def train_step() -> None:
+        images, targets = plan.next_batch()
+        value = loss(images, targets)
+        optimiser.zero_grad(set_to_none=True)
+        engine.fabric.backward(value)
+        optimiser.step()
+        total.add_(value.detach())
+
+    step = _Captured(train_step, engine.device) if engine.graph else train_step
+    for epoch in range(progress.epoch, phase.epochs):
+        start = time.perf_counter()
+        torch.manual_seed(derive_seed(seed, epoch, "inside the network"))  # dropout and the like
+        plan.fill(derive_seed(seed, epoch, "batches"))
+        _set_learning_rate(optimiser, learning_rate(phase, epoch))
+        total.zero_()
+        for _ in range(plan.steps):
+            step()
+        progress.loss = total.item() / plan.steps  # the one wait of an epoch
+        if not math.isfinite(progress.loss):
+            raise InputError(
+                f"Training diverged in epoch {epoch + 1} (loss {progress.loss}): lower train.*.learning_rate."
+            )
+        progress.epoch = epoch + 1
+        progress.images += plan.steps * plan.batch
+        progress.seconds += time.perf_counter() - start
+        if after_epoch is not None:
+            progress.momentum = [optimiser.state[p]["momentum_buffer"] for p in parameters] if settings.momentum else ()
+            after_epoch(progress)
+    progress.momentum = ()
+    return progress
+
+
+def _optimiser(
+    parameters: Sequence[nn.Parameter],
+    phase: Phase,
+    settings: TrainSettings,
+    engine: Engine,
+    momentum: Sequence[Tensor],
+) -> torch.optim.SGD:
+    rate = phase.learning_rate
+    optimiser = torch.optim.SGD(
+        parameters,
+        # a captured graph reads the rate from a tensor, so that a schedule needs no second capture
+        lr=torch.tensor(rate, device=engine.device) if engine.graph else rate,
+        momentum=settings.momentum,
+        weight_decay=phase.weight_decay,
+        fused=engine.device.type == "cuda",
+    )
+    for parameter, buffer in zip(parameters, momentum, strict=bool(momentum)):
+        optimiser.state[parameter]["momentum_buffer"] = buffer.to(parameter.device)
+    return optimiser
+
+
+def _set_learning_rate(optimiser: torch.optim.SGD, value: float) -> None:
+    for group in optimiser.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(value)
+        else:
+            group["lr"] = value
+
+
+class _Captured:
+    """A training step as one CUDA graph. Its first calls run as they are; the next is captured, then replayed."""
+
+    def __init__(self, step: Callable[[], None], device: torch.device) -> None:
+        self.step, self.calls = step, 0
+        self.graph = torch.cuda.CUDAGraph()
+        self.stream = torch.cuda.Stream(device)
+
+    def __call__(self) -> None:
+        if self.calls < WARM_UP_STEPS:
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                self.step()
+            torch.cuda.current_stream().wait_stream(self.stream)
+        else:
+            if self.calls == WARM_UP_STEPS:
+                with torch.cuda.graph(self.graph):
+                    self.step()
+            self.graph.replay()
+        self.calls += 1

@@ -1,0 +1,207 @@
+"""The metrics against naive loops over single (true, predicted) samples, and against closed forms."""
+
+from __future__ import annotations
+
+import json
+import math
+from statistics import mean
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ffcil.errors import InputError
+from ffcil.metrics import (
+    CountTable,
+    average_accuracy,
+    class_accuracy,
+    curve,
+    forgetting,
+    last_accuracy,
+    old_new_accuracy,
+    per_step_forgetting,
+    step_accuracy,
+    summarise,
+)
+
+Samples = list[tuple[int, int]]
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[list[int], list[Samples]]:
+    """Sizes, and after each step the (true, predicted) pair of every test image; some classes have no image."""
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=6))
+    images = draw(st.lists(st.integers(0, 3), min_size=sum(sizes), max_size=sum(sizes)))
+    random = draw(st.randoms(use_true_random=False))
+    steps: list[Samples] = []
+    seen = 0
+    for size in sizes:
+        seen += size
+        steps.append([(c, random.randrange(seen)) for c in range(seen) for _ in range(images[c])])
+    return sizes, steps
+
+
+def table_of(sizes: list[int], steps: list[Samples]) -> CountTable:
+    counts = []
+    seen = 0
+    for size, samples in zip(sizes, steps, strict=True):
+        seen += size
+        square = np.zeros((seen, seen), dtype=np.int64)
+        for true, predicted in samples:
+            square[true, predicted] += 1
+        counts.append(square)
+    return CountTable(tuple(sizes), tuple(counts))
+
+
+def naive_accuracy(samples: Samples, classes: set[int]) -> float | None:
+    hits = [true == predicted for true, predicted in samples if true in classes]
+    return 100 * sum(hits) / len(hits) if hits else None
+
+
+def arrived(sizes: list[int]) -> list[set[int]]:
+    groups = []
+    first = 0
+    for size in sizes:
+        groups.append(set(range(first, first + size)))
+        first += size
+    return groups
+
+
+def same(value: float | None, truth: float | None) -> bool:
+    if truth is None:
+        return value is None or math.isnan(value)
+    return value is not None and math.isclose(value, truth, abs_tol=1e-9)
+
+
+@given(streams())
+@settings(max_examples=150, deadline=None)
+def test_everything_agrees_with_naive_loops(stream: tuple[list[int], list[Samples]]) -> None:
+    sizes, steps = stream
+    table = table_of(sizes, steps)
+    groups = arrived(sizes)
+    last = len(sizes) - 1
+    everything = set(range(sum(sizes)))
+
+    expected_curve = [naive_accuracy(samples, everything) for samples in steps]
+    assert all(same(a, b) for a, b in zip(curve(table), expected_curve, strict=True))
+    known = [a for a in expected_curve if a is not None]
+    assert same(average_accuracy(table), mean(known) if known else None)
+    assert same(last_accuracy(table), expected_curve[-1])
+
+    by_step, by_class = step_accuracy(table), class_accuracy(table)
+    assert by_step.shape == (len(sizes), len(sizes))
+    assert by_class.shape == (len(sizes), sum(sizes))
+    for t, samples in enumerate(steps):
+        for j, group in enumerate(groups):
+            assert same(by_step[t, j], naive_accuracy(samples, group) if j <= t else None)
+        for c in everything:
+            assert same(by_class[t, c], naive_accuracy(samples, {c}))
+        old, new = old_new_accuracy(table, t + 1)
+        assert same(old, naive_accuracy(samples, set().union(*groups[:t])))
+        assert same(new, naive_accuracy(samples, groups[t]))
+
+    lost: list[float] = []
+    for j in range(last):
+        over_time = [naive_accuracy(steps[t], groups[j]) for t in range(j, last + 1)]
+        measured = [a for a in over_time if a is not None]
+        if measured:
+            lost.append(max(measured) - measured[-1])
+        assert same(per_step_forgetting(table)[j], lost[-1] if measured else None)
+    assert same(forgetting(table), mean(lost) if lost else None)
+
+
+@given(streams())
+@settings(max_examples=50, deadline=None)
+def test_summary_is_strict_json_and_holds_the_same_numbers(stream: tuple[list[int], list[Samples]]) -> None:
+    table = table_of(*stream)
+    summary = summarise(table)
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+    assert same(summary["average"], None if math.isnan(average_accuracy(table)) else average_accuracy(table))
+    assert summary["forgetting"] == forgetting(table)
+    assert len(summary["curve"]) == len(table.sizes)
+
+
+def test_closed_form_uneven_steps() -> None:
+    """One class, then three: images weigh the same within a step, steps weigh the same in the average."""
+    first = np.array([[8]])
+    second = np.array([[4, 4, 0, 0], [0, 2, 0, 0], [0, 0, 1, 1], [0, 0, 0, 0]])
+    table = CountTable((1, 3), (first, second))
+    assert curve(table) == [100.0, 100 * 7 / 12]
+    assert average_accuracy(table) == pytest.approx((100 + 100 * 7 / 12) / 2)
+    assert last_accuracy(table) == pytest.approx(100 * 7 / 12)
+    np.testing.assert_allclose(step_accuracy(table), [[100, np.nan], [50, 75]])
+    np.testing.assert_allclose(class_accuracy(table), [[100, np.nan, np.nan, np.nan], [50, 100, 50, np.nan]])
+    assert old_new_accuracy(table, 1) == (None, 100.0)
+    assert old_new_accuracy(table, 2) == (50.0, 75.0)
+    assert forgetting(table) == 50.0
+
+
+def test_perfect_learner_forgets_nothing_and_forgetful_one_everything() -> None:
+    sizes = (2, 1, 4)
+    seen = np.cumsum(sizes)
+    perfect = CountTable(sizes, tuple(np.eye(n, dtype=np.int64) * 5 for n in seen))
+    assert curve(perfect) == [100.0] * 3
+    assert forgetting(perfect) == 0.0
+
+    def only_newest(n: int, size: int) -> np.ndarray:
+        square = np.zeros((n, n), dtype=np.int64)
+        square[: n - size, n - 1] = 5
+        square[range(n - size, n), range(n - size, n)] = 5
+        return square
+
+    amnesic = CountTable(sizes, tuple(only_newest(int(n), s) for n, s in zip(seen, sizes, strict=True)))
+    assert curve(amnesic) == pytest.approx([100, 100 / 3, 100 * 4 / 7])
+    assert forgetting(amnesic) == 100.0
+
+
+def test_classes_that_got_better_are_not_negatively_forgotten() -> None:
+    table = CountTable((1, 1), (np.array([[3]]), np.array([[3, 0], [0, 3]])))
+    assert forgetting(table) == 0.0
+    worse_then_better = CountTable(
+        (2, 1, 1),
+        (
+            np.array([[1, 1], [0, 2]]),
+            np.array([[2, 0, 0], [0, 2, 0], [0, 0, 2]]),
+            np.array([[2, 0, 0, 0], [0, 1, 0, 1], [0, 0, 2, 0], [0, 0, 0, 2]]),
+        ),
+    )
+    np.testing.assert_allclose(per_step_forgetting(worse_then_better), [25.0, 0.0])
+    assert forgetting(worse_then_better) == 12.5
+
+
+def test_single_step_has_no_forgetting() -> None:
+    table = CountTable((1,), (np.array([[7]]),))
+    assert forgetting(table) is None
+    assert per_step_forgetting(table).shape == (0,)
+    assert summarise(table) == {"average": 100.0, "last": 100.0, "forgetting": None, "curve": [100.0]}
+
+
+def test_first_class_without_test_images_leaves_the_rest_measurable() -> None:
+    table = CountTable((1, 1), (np.array([[0]]), np.array([[0, 0], [1, 3]])))
+    assert summarise(table) == {"average": 75.0, "last": 75.0, "forgetting": None, "curve": [None, 75.0]}
+    assert old_new_accuracy(table, 2) == (None, 75.0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "counts", "says"),
+    [
+        ((), (), "at least one step"),
+        ((2, 0), (np.eye(2, dtype=int), np.eye(2, dtype=int)), "at least 1"),
+        ((2,), (), "one table a step"),
+        ((2, 1), (np.eye(2, dtype=int), np.eye(2, dtype=int)), "step 2"),
+        ((2,), (np.ones((2, 3), dtype=int),), "shape"),
+        ((2,), (np.ones((2, 2)),), "whole numbers"),
+        ((1,), (np.array([[-1]]),), "negative"),
+    ],
+)
+def test_counts_that_cannot_be_are_named(sizes: tuple[int, ...], counts: tuple[np.ndarray, ...], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        CountTable(sizes, counts)
+
+
+def test_step_outside_the_table_is_named() -> None:
+    table = CountTable((1,), (np.array([[1]]),))
+    for t in (0, 2):
+        with pytest.raises(InputError, match=f"no step {t}"):
+            old_new_accuracy(table, t)
