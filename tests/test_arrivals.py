@@ -21,7 +21,7 @@ from scipy import stats
 from ffcil.arrivals import Arrivals, equal, free_flow, from_trace, given, half
 from ffcil.errors import InputError
 
-quick = settings(deadline=None, max_examples=150)
+quick = settings(deadline=None, max_examples=80)
 seeds = st.integers(0, 2**40)
 alphas = st.floats(-4, 4).map(lambda exponent: 10.0**exponent)
 
@@ -124,6 +124,12 @@ def test_the_limits_are_near_at_a_millionth_and_a_million(seed: int) -> None:
     assert free_flow(100, 10, 1, 15, 1e6, "ascending", seed).sizes == (1, 1, 1, 7, 15, 15, 15, 15, 15, 15)
 
 
+def test_small_alphas_soon_give_the_equal_split() -> None:
+    spectra = [free_flow(1000, 20, 1, 100, 1e-7, seed=seed).sizes for seed in range(200)]
+    uneven = sum(max(sizes) - min(sizes) > 1 for sizes in spectra)
+    assert uneven < 20  # about 7; were the steps to mend chosen evenly, about 40
+
+
 @each(feasible(), seeds)
 @quick
 def test_no_freedom_leaves_one_schedule(setting: tuple[int, int, int, int], seed: int) -> None:
@@ -164,11 +170,11 @@ def test_the_example_of_cifar_100_belongs_to_the_spectrum() -> None:
     assert max(distance) <= 16
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("alpha", [0.05, 0.7, 4.0])
 def test_spectrum_is_rounded_quantiles_with_the_fewest_moves(alpha: float, seed: int) -> None:
     classes, steps, smallest, largest = 400, 25, 2, 60
-    rng = np.random.default_rng(np.random.SeedSequence(seed).spawn(2)[0])
+    rng, order_rng = (np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(2))
     offsets, coins = rng.random(steps), rng.random(steps)
     mean = (classes / steps - smallest) / (largest - smallest)
     rounded = []
@@ -179,6 +185,9 @@ def test_spectrum_is_rounded_quantiles_with_the_fewest_moves(alpha: float, seed:
     sizes = free_flow(classes, steps, smallest, largest, alpha, "ascending", seed).sizes
     moves = sum(abs(size - other) for size, other in zip(sizes, sorted(rounded), strict=True))
     assert moves == abs(classes - sum(rounded))
+    # the order has a stream of its own: it must not be read off the draws that made the sizes
+    jumbled = free_flow(classes, steps, smallest, largest, alpha, "jumbled", seed).sizes
+    assert jumbled == tuple(sizes[k] for k in np.argsort(order_rng.random(steps)))
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.8, 2.0])
@@ -215,7 +224,7 @@ def test_no_position_in_time_is_favoured() -> None:
 @pytest.mark.parametrize("setting", [(100, 10, 1, 15), (100, 20, 1, 15), (1000, 20, 1, 100)])
 def test_moderate_alpha_gives_the_most_varied_sizes(setting: tuple[int, int, int, int]) -> None:
     def variety(alpha: float) -> float:
-        return float(np.mean([len(set(free_flow(*setting, alpha, seed=seed).sizes)) for seed in range(40)]))
+        return float(np.mean([len(set(free_flow(*setting, alpha, seed=seed).sizes)) for seed in range(25)]))
 
     moderate = min(variety(0.5), variety(1.0))
     assert moderate > 1.3 * max(variety(0.01), variety(100.0))

@@ -33,6 +33,8 @@ def config(**train: object) -> RunConfig:
 
 def learn(settings: RunConfig, device: str = "cuda", method: str = "icarl") -> tuple[Learner, list[float]]:
     engine = Engine.create(device, settings.train)
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True  # one algorithm for all twins
+    torch.backends.cudnn.allow_tf32 = False
     learner = build_learner(settings.model_copy(update={"method": method}), CIFAR100_AUGMENTATION, engine)
     losses: list[float] = []
     for increment in make_stream().to(engine.device):
@@ -42,19 +44,18 @@ def learn(settings: RunConfig, device: str = "cuda", method: str = "icarl") -> t
 
 @pytest.mark.parametrize("method", ["finetune", "replay", "joint", "icarl"])
 def test_a_captured_step_trains_as_an_eager_one(method: str) -> None:
-    torch.backends.cudnn.allow_tf32 = False
     captured, losses = learn(config(graph=True), method=method)
     eager, expected = learn(config(graph=False), method=method)
-    assert losses == pytest.approx(expected, rel=1e-3)
+    assert losses == pytest.approx(expected, rel=1e-5)
     for name, tensor in eager.state_dict().items():
-        torch.testing.assert_close(captured.state_dict()[name], tensor, rtol=1e-2, atol=1e-3, msg=name)
+        torch.testing.assert_close(captured.state_dict()[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
 
 
 def test_the_gpu_trains_as_the_cpu() -> None:
-    torch.backends.cudnn.allow_tf32 = False
     _, losses = learn(config(graph=True))
     _, expected = learn(config(), device="cpu")
-    assert losses == pytest.approx(expected, rel=1e-2)
+    assert losses[0] == pytest.approx(expected[0], rel=1e-3)  # rounding grows with every step
+    assert losses == pytest.approx(expected, rel=0.05)
 
 
 def test_compiled_bfloat16_trains_to_about_the_same_loss() -> None:

@@ -270,8 +270,9 @@ def test_worsening_is_never_green(tmp_path: Path) -> None:
     page = write_page(load_runs(tmp_path), tmp_path / "page.html").read_text()
     assert '<span class="better" title="against Equ.T, 2 pairs">↑10.00</span>' in page
     assert '<span class="worse" title="against FF.org, 2 pairs">↓15.00</span>' in page
-    sentence = page[page.index("with the paper’s components, in free flow,") :].split("</li>")[0]
-    assert "A<sub>T</sub> falls by <b>15.00</b> (2 pairs)" in sentence
+    assert "free flow in place of equal steps raises average accuracy Ā" in page
+    sentence = page[page.index("adding the paper’s components lowers average accuracy Ā") :].split("</li>")[0]
+    assert "final accuracy A<sub>T</sub> by <b>15.00</b> (2 pairs of runs)" in sentence
 
 
 @pytest.mark.parametrize(
@@ -492,7 +493,7 @@ def test_page_is_whole_and_needs_no_network(study: Path, tmp_path: Path) -> None
     for meant in ("A study", "Equ.T", "FF.org", "FF.ours", "linear head", "nearest mean", "2 of 4, unfinished"):
         assert meant in words
     assert "8 finished runs, 1 unfinished" in words
-    assert "1 h 07 min" in words
+    assert "1\N{NO-BREAK SPACE}h\N{NO-BREAK SPACE}07\N{NO-BREAK SPACE}min" in words
     # Two classifiers' curves, a schedule for each of 3 seeds, a map for each of 8 finished runs, classes by size.
     assert len(page.specs) == 2 + 3 + 8 + 1
     linear = compare(runs, "linear")[0]

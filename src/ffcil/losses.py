@@ -1,7 +1,7 @@
 """Per-sample losses, and the reductions that make one number of them: mean and class-wise mean (CWM).
 
-A reduction has the signature `(per_sample, targets, weights=None) -> scalar`. Any loss that is a sum over samples can go
-through either, so a training loop changes from one to the other in one place. Nothing here waits for the device or
+A reduction has the signature `(per_sample, targets, weights=None) -> scalar`. Any loss that is a sum over samples can
+go through either, so a training loop changes from one to the other in one place. Nothing here waits for the device or
 branches on a tensor, so all of it can sit inside a captured CUDA graph.
 """
 
@@ -67,7 +67,7 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float = 2.0) -> 
 
 
 def centre_loss(features: Tensor, targets: Tensor, centres: Tensor) -> Tensor:
-    """Squared distance of every feature [B, D] to the centre of its class, centres [C, D]; paper eq. (8) before the mean.
+    """Squared distance of every feature [B, D] to its class's centre, centres [C, D]; paper eq. (8) before the mean.
 
     Complements the class-wise mean for learners that score by prototypes (eq. (9)).
     """

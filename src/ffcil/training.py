@@ -1,9 +1,9 @@
 """`fit()`: the one training loop.
 
 Data stay on the device as uint8; an epoch is an index tensor. Everything random in an epoch (which images, which crops)
-is drawn before it from a generator whose seed is a function of the run's seed and the epoch, so a run can be taken up at
-any epoch with no generator state to save, and the same draws are used with and without a captured graph, on a CPU and
-on a GPU. Inside an epoch nothing waits for the device.
+is drawn before it from a generator whose seed is a function of the run's seed and the epoch, so a run can be taken up
+at any epoch with no generator state to save, and the same draws are used with and without a captured graph, on a CPU
+and on a GPU. Inside an epoch nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class _EpochPlan:
         self.step.zero_()
 
     def next_batch(self) -> tuple[Tensor, Tensor]:
-        """Augmented images and targets of the next batch. The position is a tensor: a captured graph moves on by itself."""
+        """Augmented images and targets. The position is a tensor: a captured graph moves on by itself."""
         rows = self.order.index_select(0, self.step)[0]
         draws = Draws(*(d.index_select(0, self.step)[0] for d in self.draws))
         self.step += 1

@@ -224,12 +224,12 @@ def _posed(masks: Tensor, side: int, extent: Tensor, turn: Tensor, slant: Tensor
 
 def _characters(draw: _Draw, own: Tensor, n: int) -> Tensor:
     """The character itself, in any face and pose: [n, 32, 32]."""
-    extent = draw.uniform(17, 27, n)
+    extent = draw.uniform(18, 28, n)
     seen = _posed(
         own[draw.below(len(own), n)],
         2 * SIZE,  # four samples a pixel against jagged edges
         extent,
-        turn=draw.uniform(-0.4, 0.4, n),
+        turn=draw.uniform(-0.3, 0.3, n),
         slant=draw.uniform(-0.3, 0.3, n),
         aspect=draw.uniform(0.88, 1.14, n),
         at=draw.uniform(-1, 1, 2, n) * (SIZE / 2 + 1 - extent / 2),
@@ -239,7 +239,7 @@ def _characters(draw: _Draw, own: Tensor, n: int) -> Tensor:
 
 def _neighbours(draw: _Draw, others: Tensor, n: int) -> Tensor:
     """Another character that reaches in from a border, in three of five images: [n, 32, 32]."""
-    angle, distance = draw.uniform(0, 2 * torch.pi, n), draw.uniform(16, 21, n)
+    angle, distance = draw.uniform(0, 2 * torch.pi, n), draw.uniform(17, 22, n)
     seen = _posed(
         others[draw.below(len(others), n)],
         SIZE,
@@ -249,7 +249,7 @@ def _neighbours(draw: _Draw, others: Tensor, n: int) -> Tensor:
         aspect=draw.uniform(0.8, 1.2, n),
         at=torch.stack([torch.cos(angle), torch.sin(angle)]) * distance,
     )
-    return seen * (draw.uniform(0, 1, n) < 0.6)[:, None, None]
+    return seen * (draw.uniform(0, 1, n) < 0.5)[:, None, None]
 
 
 def _strokes(draw: _Draw, n: int) -> Tensor:
@@ -258,7 +258,7 @@ def _strokes(draw: _Draw, n: int) -> Tensor:
     angle = draw.uniform(0, torch.pi, n, 1, 1)
     distance = (x * torch.cos(angle) + y * torch.sin(angle) - draw.uniform(-12, 12, n, 1, 1)).abs()
     cover = (draw.uniform(0.8, 1.4, n, 1, 1) - distance).clamp_(0, 1)
-    return cover * draw.uniform(0.5, 1, n, 1, 1) * (draw.uniform(0, 1, n, 1, 1) < 0.5)
+    return cover * draw.uniform(0.5, 1, n, 1, 1) * (draw.uniform(0, 1, n, 1, 1) < 0.4)
 
 
 def _blurred(image: Tensor, amount: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
-"""iCaRL (Rebuffi et al., CVPR 2017) as the field runs it: softmax cross-entropy, distillation from the network of the step
-before, herded exemplars, and the nearest-mean classifier beside the linear head.
+"""iCaRL: cross-entropy, distillation from the network of the step before, herded exemplars, nearest-mean classifier.
+
+Rebuffi et al., CVPR 2017, in the softmax form in which PyCIL and the field run it.
 """
 
 from __future__ import annotations

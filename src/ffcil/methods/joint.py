@@ -1,4 +1,4 @@
-"""Joint: train anew, at every step, on all images of all classes seen. The upper bound: it forgets nothing and costs most."""
+"""Joint: train anew at every step on all images of all classes seen. The upper bound; it costs most."""
 
 from __future__ import annotations
 

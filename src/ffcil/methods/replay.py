@@ -37,7 +37,7 @@ class Replay(Finetune):
         return {**notes, "memory": len(self.memory)}
 
     def refresh_memory(self, increment: Increment) -> None:
-        """Choose exemplars of the new classes and compute every class's mean, from one pass over memory and new images."""
+        """Choose exemplars of the new classes and compute all class means, from one pass over memory and new images."""
         new_rows = increment.rows_by_class()
         old_rows = self.memory.by_class
         groups = [*old_rows, *new_rows]

@@ -24,11 +24,11 @@ class GrowingLinear(nn.Module):
 
     @torch.no_grad()
     def grow(self, classes: int) -> None:
-        """Add rows up to `classes`; the logits of the classes before stay bit-equal. New rows are U(+-sqrt(3 / fan_in))."""
+        """Add rows up to `classes`, U(+-sqrt(3 / fan_in)); the logits of the classes before stay bit-equal."""
         added = classes - self.classes
-        weight = self.weight.new_empty(added, self.weight.shape[1])
+        weight = torch.empty(added, self.weight.shape[1])  # drawn on the CPU: the same on every device
         nn.init.kaiming_uniform_(weight, nonlinearity="linear")
-        self.weight = nn.Parameter(torch.cat([self.weight, weight]))
+        self.weight = nn.Parameter(torch.cat([self.weight, weight.to(self.weight.device)]))
         self.bias = nn.Parameter(torch.cat([self.bias, self.bias.new_zeros(added)]))
 
     def forward(self, features: Tensor) -> Tensor:

@@ -114,8 +114,11 @@ def _draw_curves(axes: Axes, runs: list[RunRecord]) -> None:
         # Points mark steps; a mean over different schedules has none.
         marker = "o" if len({table.seen for table in tables}) == 1 else None
         axes.plot(*mean_curve(tables), color=colour(setting), linewidth=2, marker=marker, markersize=3, label=label)
-    classifier = CLASSIFIER_NAMES.get(scored, scored)
-    axes.set(ylabel="Accuracy on all classes seen (%)", title=f"{runs[0].method_name}, {classifier}, {runs[0].dataset}")
+    name = f"{runs[0].method_name}, {CLASSIFIER_NAMES.get(scored, scored)}"
+    axes.set_title(
+        f"{name}\n{runs[0].dataset}, {sum(runs[0].sizes)} classes in {len(runs[0].sizes)} steps", fontsize=10
+    )
+    axes.set_ylabel("Accuracy on all classes seen (%)")
     axes.set_ylim(*accuracy_range(runs))
     axes.grid(axis="y", linewidth=0.5, alpha=0.4)
     axes.legend(frameon=False, fontsize=8)
@@ -198,8 +201,8 @@ def memory_spec(run: RunRecord, classifier: str) -> Spec:
     plain = {"tickformat": "d", "nticks": 10, "showgrid": False, "zeroline": False}
     across = plain | {"title": {"text": "classes of step"}} | _every_step(steps)
     if "tickvals" in across:
-        across |= {"title": {"text": "classes of step (+ how many)"}}
-        across |= {"ticktext": [f"{t}<br>+{n}" for t, n in enumerate(table.sizes, start=1)]}
+        across |= {"title": {"text": "classes of step (below: how many)"}, "tickangle": 0, "tickfont": {"size": 10}}
+        across |= {"ticktext": [f"{t}<br>{n}" for t, n in enumerate(table.sizes, start=1)]}
     down = plain | {"title": {"text": "after step"}, "autorange": "reversed"} | _every_step(steps)
     return {"data": [heat], "layout": _layout(320, top=8) | {"xaxis": across, "yaxis": down}}
 
@@ -207,6 +210,7 @@ def memory_spec(run: RunRecord, classifier: str) -> Spec:
 def class_size_spec(runs: Sequence[RunRecord], classifier: str) -> Spec:
     """Accuracy on each class after the last step, against how many classes arrived together with it."""
     traces: list[Spec] = []
+    means: list[Spec] = []  # drawn after all dots, to lie on top of them
     runs = [run for run in runs if classifier in run.tables]
     settings = settings_of(runs)
     for place, setting in enumerate(settings):
@@ -220,17 +224,21 @@ def class_size_spec(runs: Sequence[RunRecord], classifier: str) -> Spec:
         dots |= {"marker": {"size": 4, "color": colour(setting), "opacity": 0.35}, "text": texts, "hoverinfo": "text"}
         traces.append(dots | {"legendgroup": setting, "showlegend": False, "name": name})
         distinct = np.unique(sizes)
-        means = [float(accuracies[sizes == size].mean()) for size in distinct]
-        line = _line(setting, _numbers(distinct + aside), _numbers(means), {"width": 1.5})
+        heights = [float(accuracies[sizes == size].mean()) for size in distinct]
+        line = _line(setting, _numbers(distinct + aside), _numbers(heights), {"width": 1.5})
         counted = [[int((sizes == size).sum()), int(size)] for size in distinct]
         hover = f"<b>{name}</b>: %{{customdata[0]}} classes that<br>arrived %{{customdata[1]}} at a time: %{{y:.1f}} %"
         line |= {"customdata": counted, "hovertemplate": f"{hover}<extra></extra>"}
-        traces.append(line | {"name": name, "mode": "lines+markers", "marker": {"size": 9}})
+        ring = {"size": 11, "line": {"color": "white", "width": 1.5}}
+        means.append(line | {"name": name, "mode": "lines+markers", "marker": ring})
+    largest = max(max(run.sizes) for run in runs)
+    title = {"text": "new classes in the step of the class"}
+    ticks = {"tick0": 0, "dtick": -(-largest // 15), "range": [0, largest + 1]}
     axes = {
-        "xaxis": {"title": {"text": "new classes in the step of the class"}, "tickformat": "d", "showgrid": False},
+        "xaxis": {"title": title, "tickformat": "d", "showgrid": False} | ticks,
         "yaxis": {"title": {"text": "accuracy at the end, %"}, "range": [-2, 102]},
     }
-    return {"data": traces, "layout": _layout(360) | axes}
+    return {"data": traces + means, "layout": _layout(360) | axes}
 
 
 def _class_points(runs: Sequence[RunRecord], classifier: str) -> tuple[Floats, Floats, list[str]]:
@@ -272,7 +280,8 @@ def _schedules(runs: Sequence[RunRecord]) -> dict[str, RunRecord]:
 
 
 def _schedule_setting(run: RunRecord) -> str:
-    return {"equal": "Equ.T"}.get(str(run.arrivals["kind"]), "FF.org")
+    """A schedule has the colour of the original method's setting, whichever run it is read from."""
+    return {"Equ.ours": "Equ.T", "FF.ours": "FF.org"}.get(run.setting, run.setting)
 
 
 def _curve_trace(run: RunRecord, classifier: str, line: Spec, **more: Any) -> Spec:
@@ -301,6 +310,7 @@ def _layout(height: int, top: int = 28) -> Spec:
         "margin": {"l": 48, "r": 8, "t": top, "b": 40},
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "xanchor": "left", "yanchor": "bottom"},
         "hovermode": "closest",
+        "showlegend": True,
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
     }
@@ -343,4 +353,4 @@ def _save(figure: Figure, path: Path | str) -> Path:
 
 def _plain(*axes: Axes) -> None:
     for one in axes:
-        one.spines["top"].set_visible(False)
+        one.spines[["top", "right"]].set_visible(False)

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from ffcil.metrics import average_accuracy, last_accuracy
-from ffcil.report.figures import Spec, class_size_spec, curves_spec, memory_spec, schedule_spec, seed_schedules
+from ffcil.report.figures import (
+    Spec,
+    accuracy_range,
+    class_size_spec,
+    curves_spec,
+    memory_spec,
+    schedule_spec,
+    seed_schedules,
+)
 from ffcil.report.records import CLASSIFIER_NAMES, RunRecord, classifiers_of, settings_of
 from ffcil.report.tables import (
     METRICS,
@@ -55,7 +63,7 @@ h3 { font-size: 1.02rem; margin: 1.8rem 0 0.2rem; }
 h4 { font-size: 0.9rem; margin: 0.8rem 0 0; font-weight: 600; }
 p, ul, dl { max-width: 46rem; margin: 0.5rem 0; }
 ul { padding-left: 1.2rem; }
-dt { font-weight: 600; float: left; clear: left; min-width: 5rem; } dd { margin: 0 0 0.35rem 5rem; }
+dt { font-weight: 600; float: left; clear: left; min-width: 5.8rem; } dd { margin: 0 0 0.35rem 5.8rem; }
 .lead { font-size: 1.08rem; color: var(--muted); }
 .small, figcaption { font-size: 0.86rem; margin-top: 0.5rem; color: var(--muted); max-width: 46rem; }
 .wide { overflow-x: auto; }
@@ -71,11 +79,11 @@ thead th { border-bottom: 2px solid var(--line); }
 .comparison .metric > * { border-top: 1px solid var(--line); }
 .comparison b { font-size: 1.08rem; font-weight: 600; } .comparison td small { display: block; white-space: nowrap; }
 td small { color: var(--muted); } .better { color: var(--better); } .worse { color: var(--worse); }
-.runs { font-size: 0.86rem; width: 100%; } .runs td { border-top: 1px solid var(--line); }
+.runs { font-size: 0.86rem; width: 100%; max-width: 46rem; } .runs td { border-top: 1px solid var(--line); }
 .runs .group th { padding-top: 1rem; font-size: 1rem; } .runs .more td { border-top: 0; padding-top: 0; }
-nav a { color: var(--link); margin-right: 1rem; white-space: nowrap; }
+nav a { color: var(--link); display: inline-block; margin-right: 1rem; }
 figure { margin: 0.6rem 0; min-width: 0; }
-.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 19rem), 1fr)); gap: 0.4rem 1.2rem; }
+.grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 19rem), 1fr)); gap: 0.4rem 1.2rem; }
 .grid.two { grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); }
 .plot { width: 100%; }
 details { margin: 0.4rem 0; } summary { cursor: pointer; color: var(--link); }
@@ -152,7 +160,7 @@ def _what_was_run(runs: Sequence[RunRecord]) -> str:
         parts.append(f"{_group_name(group)}: {settings}; {_count(seeds, 'seed')}.")
     unfinished = len(runs) - len(finished)
     left_out = f", {unfinished} unfinished and left out of every result" if unfinished else ""
-    return escape(" ".join([*parts, f"{_count(len(finished), 'finished run')}{left_out}."]))
+    return "<br>".join(escape(part) for part in [*parts, f"{_count(len(finished), 'finished run')}{left_out}."])
 
 
 def _contents(groups: list[list[RunRecord]]) -> str:
@@ -166,21 +174,23 @@ def _contents(groups: list[list[RunRecord]]) -> str:
 def _headlines(rows: Sequence[Row]) -> str:
     """One sentence a scored row: what free flow did, and what the components did."""
 
-    def moved(name: str, change: Change) -> str:
-        return f"{name} {'falls' if change.value < 0 else 'rises'} by <b>{abs(change.value):.2f}</b>"
+    def did(what: str, average: Change | None, last: Change | None) -> str:
+        if average is None or last is None:
+            return ""
+        first, second = ("lowers" if change.value < 0 else "raises" for change in (average, last))
+        return (
+            f"{what} {first} average accuracy Ā by <b>{abs(average.value):.2f}</b> and "
+            f"{second + ' ' if second != first else ''}final accuracy A<sub>T</sub> by <b>{abs(last.value):.2f}</b> "
+            f"({_count(average.pairs, 'pair')} of runs)"
+        )
 
     items = []
     for row in rows:
-        halves = []
-        for when, average, last in (
-            ("from equal steps to free flow", row.drop("average"), row.drop("last")),
-            ("with the paper’s components, in free flow,", row.recovery("average"), row.recovery("last")),
-        ):
-            if average and last:
-                moves = f"{moved('average accuracy Ā', average)} and {moved('last accuracy A<sub>T</sub>', last)}"
-                halves.append(f"{when} {moves} ({_count(average.pairs, 'pair')} of runs)")
-        if row.scored and halves:
-            items.append(f"<li>{escape(f'{row.label} on {row.data_label}')}: {'; '.join(halves)}.</li>")
+        free_flow = did("free flow in place of equal steps", row.drop("average"), row.drop("last"))
+        ours = did("under free flow, adding the paper’s components", row.recovery("average"), row.recovery("last"))
+        said = [sentence for sentence in (free_flow, ours) if sentence]
+        if row.scored and said:
+            items.append(f"<li>{escape(f'{row.label} on {row.data_label}')}: {'; '.join(said)}.</li>")
     return f"<ul>{''.join(items)}</ul>" if items else ""
 
 
@@ -227,6 +237,7 @@ def _group(runs: list[RunRecord]) -> str:
     classifiers = classifiers_of(runs)
     scored = classifiers[0]
     name = escape(_classifier(scored))
+    floor, _ = accuracy_range(runs)
     curves = "".join(
         f"<div><h4>{escape(_classifier(c))}{' (scored)' if c == scored else ''}</h4>{_plot(curves_spec(runs, c))}</div>"
         for c in classifiers
@@ -248,6 +259,7 @@ def _group(runs: list[RunRecord]) -> str:
 <figure><div class="grid two">{curves}</div>
 <figcaption>Accuracy over the test images of all classes seen so far. Thick lines are means over runs, thin lines single
 runs; where runs stop at different numbers of classes, the mean takes each as a straight line between its steps.
+{f"The vertical axis starts at {floor:g}, not at 0." if floor else ""}
 </figcaption></figure>
 <h3>Schedules</h3>
 <figure><div class="grid">{"".join(schedules[:SEEDS_SHOWN])}</div>
@@ -256,7 +268,7 @@ runs; where runs stop at different numbers of classes, the mean takes each as a 
         if schedules[SEEDS_SHOWN:]
         else ""
     }
-<figcaption>New classes at every step. FF.org and FF.ours of a seed share the free-flow schedule.</figcaption></figure>
+<figcaption>New classes at every step. Runs of a seed that share a schedule are drawn once.</figcaption></figure>
 <h3>What is remembered, step by step</h3>
 <figure>{first}
 {_fold("The other seeds", "".join(others)) if others else ""}
@@ -276,17 +288,18 @@ def _seeds_by_completeness(runs: list[RunRecord]) -> list[tuple[int, int, int]]:
 
 
 def _runs_table(runs: Sequence[RunRecord]) -> str:
-    names = ("Setting", "Seeds", "Ā", "A<sub>T</sub>", "Steps", "Time", "Device")
+    names = ("Setting", "Seeds", "Ā", "A<sub>T</sub>", "Steps", "Time")
     lines = []
     for group in group_runs(runs):
         lines.append(f'<tr class="group"><th colspan="{len(names)}">{escape(_group_name(group))}</th></tr>')
         for run in group:
             lines.append(f"<tr>{''.join(f'<td>{escape(field)}</td>' for field in _run_fields(run))}</tr>")
-            lines.append(f'<tr class="more"><td colspan="{len(names)}">{_fold(run.folder.name, _how(run))}</td></tr>')
+            where = f"{run.folder.name}, on {run.environment.get('device', 'an unknown device')}"
+            lines.append(f'<tr class="more"><td colspan="{len(names)}">{_fold(where, _how(run))}</td></tr>')
     head = "".join(f"<th>{name}</th>" for name in names)
     return (
-        '<h2 id="runs">Runs</h2><p class="small">Below each run its folder’s name: it opens the command that makes the '
-        "run again, its configuration and its environment. Accuracies are of the scored classifier. Three seeds are "
+        '<h2 id="runs">Runs</h2><p class="small">Below each run its folder and device: they open the command to make '
+        "the run again, its configuration and environment. Accuracies are of the scored classifier. Three seeds are "
         "those of the class order, the arrivals and the training; one stands for all three where they are the same.</p>"
         f'<div class="wide"><table class="runs"><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(lines)}</tbody></table></div>"
@@ -299,8 +312,8 @@ def _run_fields(run: RunRecord) -> list[str]:
     if run.finished and table is not None:
         results = [f"{average_accuracy(table):.2f}", f"{last_accuracy(table):.2f}"]
     seeds = run.seed_label.split(" ")[1]
-    steps = f"{len(run.records)} of {len(run.sizes)}{'' if run.finished else ', unfinished'}"
-    return [run.setting, seeds, *results, steps, _duration(run), str(run.environment.get("device", NOTHING))]
+    steps = f"{len(run.sizes)}" if run.finished else f"{len(run.records)} of {len(run.sizes)}, unfinished"
+    return [run.setting, seeds, *results, steps, _duration(run)]
 
 
 def _how(run: RunRecord) -> str:
@@ -316,7 +329,7 @@ def _how(run: RunRecord) -> str:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, indent=1, ensure_ascii=False)
+    return json.dumps(value, indent=2, ensure_ascii=False)
 
 
 def _plot(spec: Spec) -> str:
@@ -340,11 +353,13 @@ def _classifier(name: str) -> str:
 
 
 def _duration(run: RunRecord) -> str:
+    """With spaces at which a line does not break."""
     seconds = float((run.summary or {}).get("seconds") or sum(sum(r.get("seconds", {}).values()) for r in run.records))
     if seconds < 60:
-        return f"{seconds:.1f} s"
+        return f"{seconds:.1f}\N{NO-BREAK SPACE}s"
     minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+    text = f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _count(number: int, noun: str) -> str:
