@@ -341,6 +341,8 @@ def test_methods_datasets_and_step_numbers_get_rows_of_their_own(tmp_path: Path)
         ("glyphs, 4 steps", "zebra, linear head"),
         ("glyphs, 4 steps", "Joint, linear head"),
     ]
+    page = Page(write_page(load_runs(tmp_path), tmp_path / "page.html").read_text())
+    assert page.loads == [*(f"#group-{i}" for i in range(6)), "#runs"]  # links within the page, and no others
 
 
 def test_single_step_run_has_no_forgetting_in_any_format(tmp_path: Path) -> None:
@@ -446,6 +448,8 @@ def test_interactive_figures_are_valid_plotly(study: Path) -> None:
     assert [sum(value is not None for value in row) for row in heat] == [1, 2, 3, 4]
     shown = [(trace["name"], tuple(trace["y"])) for trace in specs[3]["data"]]
     assert shown == [("equal", (2, 2, 2, 2)), ("free flow", FREE_FLOW[0])]
+    # The two classifiers' curves stand side by side: one range for both.
+    assert specs[0]["layout"]["yaxis"]["range"] == curves_spec(runs, "nearest-mean")["layout"]["yaxis"]["range"]
     dots = [trace for trace in specs[2]["data"] if trace["mode"] == "markers"]
     assert [len(trace["x"]) for trace in dots] == [3 * 8, 3 * 8, 2 * 8]  # every class of every run
 

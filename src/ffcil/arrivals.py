@@ -222,10 +222,10 @@ def _spectrum(classes: int, steps: int, smallest: int, largest: int, alpha: floa
     sizes = np.floor(targets).astype(np.int64) + (rng.random(steps) < targets - np.floor(targets))
 
     # The sum is repaired by moves of one class, as few as it takes. What rounding got wrong is mended by rounding some
-    # targets the other way, each as likely as that rounding was: an unlikely rounding is undone rather than answered by
-    # another, so that small alphas soon give the equal split. What the draws got wrong is mended inside the strata, in proportion to how far each reaches: this
-    # keeps all but one step on the bounds as alpha -> infinity. The strata have the room: the mean of the Beta
-    # distribution is that of the schedule, so the lower edges sum to no more than C, the upper ones to no less.
+    # targets the other way, each as likely as that rounding was: an unlikely one is undone, not answered by another, so
+    # small alphas soon give the equal split. What the draws got wrong is mended inside the strata, by how far each
+    # reaches: all but one step stay on the bounds as alpha -> infinity. The strata have the room: the Beta mean is that
+    # of the schedule, so the lower edges sum to no more than C and the upper ones to no less.
     missing = classes - int(sizes.sum())
     up = 1 if missing > 0 else -1
     by_rounding = math.ceil(up * round(float(targets.sum()) - int(sizes.sum()), 6))

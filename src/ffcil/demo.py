@@ -101,7 +101,7 @@ def _run_all(configs: Mapping[str, RunConfig], folders: Mapping[str, Path], jobs
 
 
 def run_demo(method: str, seeds: int, out: Path, overrides: Mapping[str, Any], jobs: int | None = None) -> None:
-    """Run the settings on every seed, `jobs` at a time, and write the table and the page. Started again, it continues."""
+    """Run the settings on every seed, `jobs` at a time; write the table and the page. Started again, it continues."""
     from ffcil.data.sources import load_dataset
     from ffcil.methods import find_method
     from ffcil.report.page import write_page

@@ -71,9 +71,10 @@ class Shown:
             self._line(f"step {self.step}/{self.steps}, {note}")
 
     def step_done(self, record: Mapping[str, Any]) -> None:
+        seconds, speed = sum(record["seconds"].values()), record["images_per_second"]
         self._line(
             f"step {record['step']}/{self.steps}: +{record['new_classes']} = {record['seen_classes']} classes, "
-            f"{accuracies(record)} ({sum(record['seconds'].values()):.1f} s, {record['images_per_second']:,.0f} images/s)"
+            f"{accuracies(record)} ({seconds:.1f} s, {speed:,.0f} images/s)"
         )
 
     def finished(self) -> None:

@@ -103,7 +103,7 @@ def _locked(folder: Path) -> Iterator[None]:
 class Run:
     """One configuration in one folder.
 
-    `Run(config, folder).execute()` starts it, takes it up where it was broken off, or, when it is done, gives its summary.
+    `Run(config, folder).execute()` starts it, takes it up where it was broken off, or, when done, gives its summary.
     """
 
     def __init__(
@@ -191,8 +191,8 @@ class Run:
                 if not (self.folder / "done").exists():
                     self._fix_threads()
                     self._run()
-            summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
-            return summary
+            summary = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
+            return {**summary, "folder": str(self.folder)}
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise InputError(
@@ -293,7 +293,6 @@ class Run:
             "classifiers": classifiers,
             "seconds": {**seconds, "total": sum(seconds.values())},
             "images_per_second": images / seconds["train"],
-            "folder": str(self.folder),
         }
         write_whole(self.folder / "summary.json", _json(summary))
         write_whole(self.folder / "done", b"")

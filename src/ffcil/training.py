@@ -67,6 +67,7 @@ class Engine:
             precision="bf16-mixed" if precision == "bfloat16" else "32-true",
         )
         torch.use_deterministic_algorithms(not on_gpu)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # only costs time here
         torch.backends.cudnn.benchmark = on_gpu
         return cls(fabric, precision, graph=on_gpu and settings.graph, compile=on_gpu and settings.compile)
 

@@ -90,7 +90,7 @@ def _find_cifar100(root: Path | None) -> str | None:
     if not missing:
         return None
     return (
-        f"CIFAR-100 is not in {root} (no cifar-100-python/{missing[0]}): with a network it is downloaded at the first run, "
+        f"CIFAR-100 is not in {root} (no cifar-100-python/{missing[0]}): with a network the first run downloads it; "
         "without one, unpack the authors' cifar-100-python.tar.gz and name its folder with --data."
     )
 

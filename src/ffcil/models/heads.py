@@ -24,7 +24,7 @@ class GrowingLinear(nn.Module):
 
     @torch.no_grad()
     def grow(self, classes: int) -> None:
-        """Add rows up to `classes`, U(+-sqrt(3 / fan_in)); the logits of the classes before stay bit-equal."""
+        """Add rows up to `classes`, U(+-sqrt(3 / fan_in)); the rows of the classes before stay bit-equal."""
         added = classes - self.classes
         weight = torch.empty(added, self.weight.shape[1])  # drawn on the CPU: the same on every device
         nn.init.kaiming_uniform_(weight, nonlinearity="linear")

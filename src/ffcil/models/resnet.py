@@ -84,7 +84,7 @@ class ResNet18(Backbone):
 
 
 BACKBONES: dict[str, Callable[[], Backbone]] = {
-    "resnet8": lambda: CifarResNet(1, stem_stride=2, widths=(32, 64, 128)),
+    "resnet8": lambda: CifarResNet(1, stem_stride=2),
     "resnet32": lambda: CifarResNet(5),
     "resnet18": lambda: ResNet18(small_images=True),
     "resnet18-imagenet": lambda: ResNet18(small_images=False),

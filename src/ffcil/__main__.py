@@ -1,0 +1,5 @@
+"""`python -m ffcil` is `ffcil`."""
+
+from ffcil.cli import main
+
+main()

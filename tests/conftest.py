@@ -1,0 +1,57 @@
+"""Small worlds for tests: images that a small network learns in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from ffcil.arrivals import given
+from ffcil.config import RunConfig, resolve
+from ffcil.data.augment import Augmentation
+from ffcil.data.image_set import ImageSet
+from ffcil.methods.learner import Learner, build_learner
+from ffcil.stream import Stream
+from ffcil.training import Engine
+
+AUGMENTATION = Augmentation(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), padding=1, flip=True)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def coloured_images(per_class: Sequence[int], seed: int) -> ImageSet:
+    """Each class is a colour with noise: easy to tell apart, as long as it is remembered."""
+    colours = torch.rand(len(per_class), 3, generator=torch.Generator().manual_seed(7)) * 200 + 25
+    labels = torch.repeat_interleave(torch.arange(len(per_class)), torch.tensor(per_class))
+    noise = torch.randn(len(labels), 3, 16, 16, generator=torch.Generator().manual_seed(seed)) * 20
+    images = (colours[labels][:, :, None, None] + noise).clamp(0, 255).to(torch.uint8)
+    return ImageSet(images, labels, tuple(f"colour {k}" for k in range(len(per_class))))
+
+
+def small_stream(sizes: Sequence[int], per_class: Sequence[int] | None = None) -> Stream:
+    per_class = per_class or [16] * sum(sizes)
+    train, test = coloured_images(per_class, 1), coloured_images([8] * len(per_class), 2)
+    return Stream(train, test, given(sizes), class_seed=None)
+
+
+def small_config(**overrides: Any) -> RunConfig:
+    """Recipe `glyphs` cut down to seconds; `overrides` as for `resolve`."""
+    phase = {"epochs": 6, "learning_rate": 0.05}
+    base = {"train": {"batch": 16, "first": phase, "later": phase}, "memory": {"budget": 60}}
+    for key, value in overrides.items():
+        base[key] = {**base[key], **value} if isinstance(base.get(key), dict) else value
+    return resolve("glyphs", base)
+
+
+@pytest.fixture
+def make_learner() -> Callable[..., Learner]:
+    def make(**overrides: Any) -> Learner:
+        config = small_config(**overrides)
+        return build_learner(config, AUGMENTATION, Engine.create("cpu", config.train))
+
+    return make

@@ -1,0 +1,106 @@
+"""WA and DIWA against the paper's equations (10)-(13)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ffcil.alignment import diwa, intervention, row_norms, weight_alignment
+
+
+def head(old: int, new: int, seed: int = 0) -> torch.Tensor:
+    weight = torch.randn(old + new, 7, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    weight[old:] *= 1.7
+    return weight
+
+
+def naive_norms(weight: torch.Tensor, old: int) -> tuple[float, float]:
+    norms = [math.sqrt(sum(float(x) ** 2 for x in row)) for row in weight]
+    return sum(norms[:old]) / old, sum(norms[old:]) / (len(norms) - old)
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 99))
+@settings(deadline=None, max_examples=50)
+def test_norms_are_equation_10(old: int, new: int, seed: int) -> None:
+    weight = head(old, new, seed)
+    assert row_norms(weight, old) == pytest.approx(naive_norms(weight, old))
+
+
+def test_variance_of_the_new_norm_falls_as_in_equation_11() -> None:
+    """Var(mu_new) is sigma^2 / C_t: what DIWA rests on."""
+    generator = torch.Generator().manual_seed(0)
+    norms = 1 + 0.2 * torch.randn(4000, 16, generator=generator, dtype=torch.float64)
+    for classes in (1, 4, 16):
+        means = [row_norms(torch.cat([torch.ones(1), row[:classes]])[:, None], 1)[1] for row in norms]
+        assert torch.tensor(means).var().item() == pytest.approx(0.04 / classes, rel=0.1)
+
+
+@pytest.mark.parametrize(("classes", "expected"), [(1, 0.1), (6, 1 - 0.9 / math.e), (1000, 1.0)])
+def test_intervention_is_equation_12(classes: int, expected: float) -> None:
+    assert intervention(classes, eta_min=0.1, tau=5.0) == pytest.approx(expected)
+
+
+@given(st.integers(1, 60), st.floats(0, 1), st.floats(0.1, 50))
+def test_intervention_grows_with_the_step_and_stays_in_bounds(classes: int, eta_min: float, tau: float) -> None:
+    now, later = intervention(classes, eta_min, tau), intervention(classes + 1, eta_min, tau)
+    assert eta_min - 1e-12 <= now <= later <= 1
+
+
+@given(st.integers(1, 30), st.integers(1, 30), st.floats(0, 1))
+@settings(deadline=None, max_examples=50)
+def test_scaling_is_equation_13(old: int, new: int, eta: float) -> None:
+    weight = head(old, new)
+    before, (old_norm, new_norm) = weight.clone(), naive_norms(weight, old)
+    done = weight_alignment(weight, old, eta)
+    gamma = (1 - eta) + eta * old_norm / new_norm
+    assert done is not None
+    assert done.gamma == pytest.approx(gamma)
+    torch.testing.assert_close(weight[old:], before[old:] * gamma)
+    assert torch.equal(weight[:old], before[:old])
+
+
+def test_full_alignment_makes_the_mean_norms_equal() -> None:
+    weight = head(10, 3)
+    weight_alignment(weight, 10)
+    old_norm, new_norm = row_norms(weight, 10)
+    assert new_norm == pytest.approx(old_norm)
+
+
+def test_diwa_with_eta_1_is_wa() -> None:
+    one, other = head(10, 3), head(10, 3)
+    assert weight_alignment(one, 10) == diwa(other, 10, eta_min=1.0)
+    assert torch.equal(one, other)
+
+
+def test_diwa_uses_the_size_of_the_step() -> None:
+    done = diwa(head(10, 3), 10, eta_min=0.2, tau=4.0)
+    assert done is not None
+    assert done.eta == pytest.approx(1 - 0.8 * math.exp(-2 / 4))
+
+
+def test_nothing_to_align() -> None:
+    weight = head(4, 0)
+    before = weight.clone()
+    assert weight_alignment(weight, 0) is None
+    assert weight_alignment(weight, 4) is None
+    assert torch.equal(weight, before)
+
+
+def test_rows_of_zero_stay_finite() -> None:
+    weight = head(4, 2)
+    weight[4:] = 0
+    weight_alignment(weight, 4)
+    assert weight.isfinite().all()
+
+
+def test_it_works_on_a_layer_that_requires_gradients() -> None:
+    layer = torch.nn.Linear(5, 6)
+    bias = layer.bias.detach().clone()
+    diwa(layer.weight, 4)
+    assert torch.equal(layer.bias, bias)
+    assert layer.weight.requires_grad
+    assert layer.weight.grad_fn is None

@@ -1,0 +1,116 @@
+"""Recipes, overrides, and what is said about mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ffcil.config import parse_assignments, recipe_names, resolve
+from ffcil.errors import InputError
+
+
+def set_(*assignments: str, recipe: str = "glyphs") -> dict[str, object]:
+    return resolve(recipe, parse_assignments(assignments)).model_dump(mode="json")
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+def test_every_recipe_resolves(recipe: str) -> None:
+    assert resolve(recipe).dataset in ("glyphs", "cifar100")
+
+
+def test_the_published_schedule_of_icarl() -> None:
+    train = resolve("cifar100", {"method": "icarl"}).train
+    assert (train.batch, train.momentum) == (128, 0.9)
+    assert (train.first.epochs, train.first.milestones, train.first.weight_decay) == (200, (60, 120, 170), 5e-4)
+    assert (train.later.epochs, train.later.milestones, train.later.weight_decay) == (170, (80, 120), 2e-4)
+
+
+def test_overrides_are_typed_yaml() -> None:
+    config = set_("method=replay", "arrivals.sizes=[1,4,2]", "robust=true", "train_seed=1", "train.first.epochs=3")
+    assert config["method"] == "replay"
+    assert config["arrivals"] == {"kind": "given", "sizes": [1, 4, 2], "order": "given"}
+    assert config["robust"] is True
+    assert config["train_seed"] == 1
+    assert config["train"]["first"]["epochs"] == 3  # type: ignore[index]
+
+
+def test_another_kind_of_arrivals_drops_the_recipes_fields() -> None:
+    assert set_("arrivals.kind=equal")["arrivals"] == {"kind": "equal", "steps": 10}
+    assert set_("arrivals.kind=half", "arrivals.steps=6")["arrivals"] == {"kind": "half", "steps": 6}
+    assert set_("arrivals.alpha=0.5")["arrivals"]["alpha"] == 0.5  # type: ignore[index]
+
+
+def test_naming_one_kind_of_memory_unsets_the_other() -> None:
+    assert set_("memory.per_class=20")["memory"] == {"budget": None, "per_class": 20}
+
+
+def test_identity_is_of_the_content() -> None:
+    one, same, other = resolve("glyphs"), resolve("glyphs", {"train_seed": 0}), resolve("glyphs", {"train_seed": 1})
+    assert one.identity() == same.identity() != other.identity()
+
+
+def test_a_recipe_file_with_fields_by_method(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        """
+dataset: glyphs
+method: icarl
+backbone: resnet8
+arrivals: {kind: equal, steps: 2}
+memory: {budget: 100}
+train: {first: {epochs: 2}, later: {epochs: 2}}
+methods:
+  replay: {train: {later: {epochs: 7}}}
+"""
+    )
+    assert resolve(str(path)).train.later.epochs == 2
+    assert resolve(str(path), {"method": "replay"}).train.later.epochs == 7
+    assert resolve(str(path), {"method": "replay", "train": {"later": {"epochs": 9}}}).train.later.epochs == 9
+
+
+def test_a_saved_configuration_is_a_recipe(tmp_path: Path) -> None:
+    config = resolve("glyphs", {"robust": True, "arrivals": {"sizes": [2, 3]}})
+    (tmp_path / "config.json").write_text(config.model_dump_json())
+    assert resolve(str(tmp_path / "config.json")) == config
+
+
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        (["trainseed=1"], "Unknown field 'trainseed': did you mean 'train_seed'?"),
+        (["train.frist.epochs=1"], "Unknown field 'train.frist': did you mean 'train.first'?"),
+        (["train.first.epoch=1"], "Unknown field 'train.first.epoch': did you mean 'train.first.epochs'?"),
+        (["arrivals.kind=free-flwo"], "Unknown kind of arrivals 'free-flwo': did you mean 'free-flow'?"),
+        (["arrivals.alhpa=1"], "Unknown field 'arrivals.alhpa': did you mean 'arrivals.alpha'?"),
+        (["arrivals.kind=equal", "arrivals.alpha=1"], "arrivals.alpha has no meaning for kind 'equal'"),
+        (["train.batch=0"], "Bad value for train.batch: Input should be greater than 0, not 0."),
+        (["train.batch=many"], "Bad value for train.batch:"),
+        (["robust=perhaps"], "Bad value for robust:"),
+        (["arrivals.sizes=[1,0]"], "Bad value for arrivals.sizes.1: Input should be greater than 0, not 0."),
+        (["memory.budget=10", "memory.per_class=3"], "Bad value for memory: set exactly one of budget and per_class"),
+        (["alignment=diva"], "Bad value for alignment: Input should be 'auto', 'none', 'wa' or 'diwa', not 'diva'."),
+        (["method"], "Cannot read --set 'method': write it as key=value"),
+        (["train=5"], "Bad value for train:"),
+        (["train=5", "train.batch=3"], "another --set made a plain value"),
+        (["arrivals.sizes=[1,"], "Cannot read the value of --set"),
+    ],
+)
+def test_mistakes_are_one_sentence(assignments: list[str], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        set_(*assignments)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_recipes_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="did you mean 'glyphs'"):
+        resolve("glyph")
+    with pytest.raises(InputError, match="There is no recipe file"):
+        resolve(str(tmp_path / "absent.yaml"))
+    (tmp_path / "list.yaml").write_text("- a\n")
+    with pytest.raises(InputError, match="must be a YAML mapping"):
+        resolve(str(tmp_path / "list.yaml"))
+    (tmp_path / "bad.yaml").write_text("a: [1\n")
+    with pytest.raises(InputError, match="is not YAML"):
+        resolve(str(tmp_path / "bad.yaml"))

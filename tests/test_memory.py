@@ -1,0 +1,83 @@
+"""Herding against its definition, and the memory's quotas against the published ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ffcil.memory import ExemplarMemory, herd
+
+
+def naive_herding(features: torch.Tensor, count: int) -> list[int]:
+    vectors = features.double() / (features.double().norm(dim=1, keepdim=True) + 1e-8)
+    mean, chosen, total = vectors.mean(0), [], torch.zeros_like(vectors[0])
+    for k in range(1, min(count, len(vectors)) + 1):
+        distances = [
+            float("inf") if i in chosen else float((mean - (total + v) / k).norm()) for i, v in enumerate(vectors)
+        ]
+        best = min(range(len(vectors)), key=distances.__getitem__)
+        chosen.append(best)
+        total = total + vectors[best]
+    return chosen
+
+
+@given(st.integers(1, 40), st.integers(1, 60), st.integers(0, 10_000))
+@settings(deadline=None, max_examples=60)
+def test_herding_is_the_greedy_definition(images: int, count: int, seed: int) -> None:
+    features = torch.randn(images, 6, generator=torch.Generator().manual_seed(seed)).abs()
+    assert herd(features, count).tolist() == naive_herding(features, count)
+
+
+def test_herding_of_identical_images_repeats_none() -> None:
+    assert sorted(herd(torch.ones(5, 3), 5).tolist()) == [0, 1, 2, 3, 4]
+
+
+def test_herding_survives_features_of_zero() -> None:
+    assert sorted(herd(torch.zeros(3, 4), 9).tolist()) == [0, 1, 2]
+
+
+def step(memory: ExemplarMemory, classes: int, per_class: int = 500) -> None:
+    start = 1000 * len(memory.by_class)
+    rows = [torch.arange(per_class) + start + 1000 * c for c in range(classes)]
+    memory.update(rows, [torch.randn(per_class, 4) for _ in rows])
+
+
+def test_quotas_of_the_published_protocol() -> None:
+    memory, sizes, quotas = ExemplarMemory(budget=2000), [], []
+    for _ in range(10):
+        step(memory, 10)
+        sizes.append(len(memory))
+        quotas.append(len(memory.by_class[0]))
+    assert quotas == [200, 100, 66, 50, 40, 33, 28, 25, 22, 20]
+    assert sizes == [2000, 2000, 1980, 2000, 2000, 1980, 1960, 2000, 1980, 2000]
+
+
+def test_shrinking_keeps_the_best_prefix() -> None:
+    memory = ExemplarMemory(budget=100)
+    step(memory, 2)
+    before = [rows.tolist() for rows in memory.by_class]
+    step(memory, 3)
+    assert [rows.tolist() for rows in memory.by_class[:2]] == [rows[:20] for rows in before]
+
+
+def test_a_constant_number_a_class() -> None:
+    memory = ExemplarMemory(per_class=20)
+    step(memory, 7)
+    step(memory, 1)
+    assert [len(rows) for rows in memory.by_class] == [20] * 8
+
+
+@pytest.mark.parametrize("per_class", [1, 3])
+def test_a_class_smaller_than_its_quota_is_kept_whole(per_class: int) -> None:
+    memory = ExemplarMemory(budget=2000)
+    step(memory, 2, per_class)
+    assert [len(rows) for rows in memory.by_class] == [per_class] * 2
+
+
+def test_rows_name_the_images_chosen() -> None:
+    memory, features = ExemplarMemory(budget=4), torch.randn(9, 4)
+    rows = torch.arange(9) * 10
+    memory.update([rows], [features])
+    assert memory.rows().tolist() == [10 * k for k in naive_herding(features, 4)]

@@ -1,0 +1,184 @@
+"""Every registered method through the same table of hard streams, with and without the framework."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import small_config, small_stream
+from ffcil.alignment import row_norms
+from ffcil.errors import InputError
+from ffcil.methods import METHODS, register
+from ffcil.methods.icarl import ICaRL
+from ffcil.methods.learner import Learner, Robustness
+from ffcil.run import evaluate
+
+STREAMS: dict[str, tuple[list[int], list[int] | None]] = {
+    "one class at every step": ([1, 1, 1, 1], None),
+    "one class first": ([1, 4], None),
+    "all at once": ([5], None),
+    "growing": ([1, 2, 3], None),
+    "shrinking": ([3, 2, 1], None),
+    "a class with one image": ([2, 1, 2], [16, 1, 16, 1, 16]),
+}
+Make = Callable[..., Learner]
+
+
+def final_accuracy(learner: Learner, sizes: Sequence[int], per_class: Sequence[int] | None = None) -> dict[str, float]:
+    counts = {}
+    for increment in small_stream(sizes, per_class):
+        notes = learner.learn(increment)
+        assert np.isfinite(notes["loss"])
+        counts = evaluate(learner, increment)
+        for table in counts.values():
+            assert table.shape == (increment.seen_now, increment.seen_now)
+            assert table.sum() == len(increment.test_rows)
+    for tensor in learner.state_dict().values():
+        assert tensor.isfinite().all()
+    return {name: float(np.trace(table) / table.sum()) for name, table in counts.items()}
+
+
+@pytest.mark.parametrize("robust", [False, True], ids=["original", "robust"])
+@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_hard_streams(make_learner: Make, method: str, stream: str, robust: bool) -> None:
+    sizes, per_class = STREAMS[stream]
+    learner = make_learner(method=method, robust=robust)
+    accuracy = final_accuracy(learner, sizes, per_class)
+    assert set(accuracy) == set(learner.classifiers)
+    if method in ("joint", "replay", "icarl"):  # what remembers is well above chance on these easy images
+        assert max(accuracy.values()) > 1.5 / sum(sizes)
+
+
+def test_finetune_forgets_and_joint_does_not(make_learner: Make) -> None:
+    sizes = [3, 3]
+    forgetful = final_accuracy(make_learner(method="finetune"), sizes)["linear"]
+    upper = final_accuracy(make_learner(method="joint"), sizes)["linear"]
+    assert forgetful <= 0.55
+    assert upper >= 0.9
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_predicting_changes_nothing(make_learner: Make, method: str) -> None:
+    learner = make_learner(method=method)
+    increment = next(iter(small_stream([3])))
+    learner.learn(increment)
+    before = copy.deepcopy(learner.state())
+    first, second = learner.predictions(increment), learner.predictions(increment)
+    for name in learner.classifiers:
+        assert torch.equal(first[name], second[name])
+    for name, tensor in learner.state()["modules"].items():
+        assert torch.equal(tensor, before["modules"][name]), name
+
+
+def test_the_teacher_is_the_network_of_the_step_before(make_learner: Make) -> None:
+    learner = make_learner(method="icarl")
+    assert isinstance(learner, ICaRL)
+    stream = small_stream([2, 3])
+    learner.learn(stream[0])
+    backbone, head = copy.deepcopy(learner.backbone.state_dict()), learner.head.weight.detach().clone()
+    learner.learn(stream[1])
+    for name, tensor in learner.teacher.state_dict().items():
+        assert torch.equal(tensor, backbone[name]), name  # batch-norm buffers too
+    assert torch.equal(learner.teacher_head.weight, head)
+    assert not any(p.requires_grad for p in learner.teacher.parameters())
+
+
+def test_icarls_loss_by_hand(make_learner: Make) -> None:
+    learner = make_learner(method="icarl", options={"temperature": 2.0}, reduction="class_wise_mean")
+    assert isinstance(learner, ICaRL)
+    stream = small_stream([2, 2])
+    learner.learn(stream[0])
+    learner.begin(stream[1])
+    learner.eval()
+    images, targets = torch.randn(5, 3, 16, 16), torch.tensor([0, 2, 2, 3, 2])
+    with torch.no_grad():
+        logits = learner.logits(images)["linear"] if len(learner.means) else learner.head(learner.features(images))
+        soft = (learner.teacher_head(learner.teacher(images)) / 2).softmax(1)
+        of_class: dict[int, list[float]] = {}
+        for k in range(5):
+            ce = -logits[k].log_softmax(0)[targets[k]].item()
+            kd = -(soft[k] * (logits[k, :2] / 2).log_softmax(0)).sum().item()
+            of_class.setdefault(int(targets[k]), []).append(ce + kd)
+        expected = sum(sum(v) / len(v) for v in of_class.values()) / len(of_class)
+        assert learner.loss(images, targets).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_nearest_mean_by_hand(make_learner: Make) -> None:
+    learner = make_learner(method="icarl", memory={"budget": 12})
+    assert isinstance(learner, ICaRL)
+    stream = small_stream([2, 2])
+    for increment in stream:
+        learner.learn(increment)
+    assert [len(rows) for rows in learner.memory.by_class] == [3, 3, 3, 3]
+    learner.eval()
+    plain = learner.settings.augmentation.plain
+    with torch.no_grad():
+        means = []
+        for rows in learner.memory.by_class:  # exemplars only, with the network of now
+            assert len(set(stream.train.labels[rows].tolist())) == 1
+            features = learner.features(plain(stream.train.images[rows]))
+            mean = (features / features.norm(dim=1, keepdim=True)).mean(0)
+            means.append(mean / mean.norm())
+        features = learner.features(plain(stream.test.images))
+        unit = features / features.norm(dim=1, keepdim=True)
+        distances = torch.cdist(unit, torch.stack(means))
+    predicted = learner.predictions(stream[1])["nearest-mean"]
+    assert torch.equal(predicted, distances.argmin(1)[stream[1].test_rows])
+
+
+@pytest.mark.parametrize(("alignment", "aligned"), [("none", False), ("wa", True)])
+def test_alignment_is_applied_once_after_training(make_learner: Make, alignment: str, aligned: bool) -> None:
+    learner = make_learner(method="icarl", alignment=alignment)
+    assert isinstance(learner, ICaRL)
+    stream = small_stream([3, 2])
+    assert learner.learn(stream[0])["alignment"] is None
+    note = learner.learn(stream[1])["alignment"]
+    assert (note is not None) == aligned
+    old, new = row_norms(learner.head.weight, 3)
+    assert (abs(old - new) < 1e-5) == aligned
+
+
+@pytest.mark.parametrize(
+    ("fields", "reduction", "alignment"),
+    [
+        ({}, "mean", "wa"),
+        ({"robust": True}, "class_wise_mean", "diwa"),
+        ({"robust": True, "alignment": "none"}, "class_wise_mean", "none"),
+        ({"robust": True, "reduction": "mean"}, "mean", "diwa"),
+        ({"reduction": "class_wise_mean"}, "class_wise_mean", "wa"),
+    ],
+)
+def test_robust_is_both_parts_and_each_can_be_set_alone(
+    fields: dict[str, object], reduction: str, alignment: str
+) -> None:
+    resolved = Robustness.resolve(small_config(**fields), ICaRL.own_alignment)
+    assert (resolved.reduction.__name__, resolved.alignment) == (reduction, alignment)  # type: ignore[attr-defined]
+
+
+def test_the_same_seed_gives_the_same_learner_and_another_does_not(make_learner: Make) -> None:
+    def trained(seed: int) -> torch.Tensor:
+        learner = make_learner(method="icarl", train_seed=seed)
+        assert isinstance(learner, ICaRL)
+        for increment in small_stream([2, 2]):
+            learner.learn(increment)
+        return learner.head.weight.detach()
+
+    assert torch.equal(trained(1), trained(1))
+    assert not torch.equal(trained(1), trained(2))
+
+
+def test_two_methods_of_one_name() -> None:
+    with pytest.raises(ValueError, match="two methods"):
+        register("icarl")(ICaRL)
+
+
+def test_a_field_that_a_method_does_not_have(make_learner: Make) -> None:
+    with pytest.raises(InputError, match=r"did you mean 'options.temperature'"):
+        make_learner(method="icarl", options={"temprature": 3})
+    with pytest.raises(InputError, match=r"temperature.*greater than 0"):
+        make_learner(method="icarl", options={"temperature": -3})

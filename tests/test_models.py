@@ -1,0 +1,92 @@
+"""Backbones and heads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torchvision.models import resnet18
+
+from ffcil.errors import InputError
+from ffcil.models.heads import GrowingLinear
+from ffcil.models.resnet import BACKBONES, build_backbone, parameter_count
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "features"),
+    [
+        ("resnet32", 463_504, 64),
+        ("resnet8", 74_640, 64),
+        ("resnet18", 11_168_832, 512),
+        ("resnet18-imagenet", 11_176_512, 512),
+    ],
+)
+def test_parameter_counts(name: str, parameters: int, features: int) -> None:
+    backbone = build_backbone(name)
+    assert parameter_count(backbone) == parameters
+    assert backbone.feature_dim == features
+
+
+@pytest.mark.parametrize("name", sorted(BACKBONES))
+@pytest.mark.parametrize("side", [32, 47, 64])
+def test_every_backbone_takes_every_size(name: str, side: int) -> None:
+    backbone = build_backbone(name).eval()
+    with torch.no_grad():
+        features = backbone(torch.randn(2, 3, side, side))
+    assert features.shape == (2, backbone.feature_dim)
+    assert features.isfinite().all()
+
+
+def test_feature_maps_of_resnet32() -> None:
+    sizes: list[tuple[int, ...]] = []
+    backbone = build_backbone("resnet32").eval()
+    for stage in backbone.stages:  # type: ignore[union-attr]
+        stage.register_forward_hook(lambda module, args, output: sizes.append(tuple(output.shape[1:])))
+    backbone(torch.randn(1, 3, 32, 32))
+    assert sizes == [(16, 32, 32), (32, 16, 16), (64, 8, 8)]
+
+
+def test_a_shortcut_that_shrinks_is_option_a() -> None:
+    """With the residual branch at zero, the first block of stage 2 subsamples and pads channels with zeros."""
+    block = build_backbone("resnet32").eval().stages[1][0]  # type: ignore[index, union-attr]
+    torch.nn.init.zeros_(block.bn2.weight)
+    x = torch.rand(2, 16, 32, 32)
+    pooled = F.avg_pool2d(x, 1, 2)  # the published form: 1 x 1 average pooling of stride 2
+    torch.testing.assert_close(block(x), torch.cat([pooled, torch.zeros_like(pooled)], dim=1))
+
+
+def test_resnet18_for_large_images_is_torchvisions() -> None:
+    ours, theirs = build_backbone("resnet18-imagenet").eval(), resnet18().eval()
+    ours.net.load_state_dict({k: v for k, v in theirs.state_dict().items() if not k.startswith("fc.")})  # type: ignore[union-attr]
+    theirs.fc = torch.nn.Identity()
+    x = torch.randn(2, 3, 96, 96)
+    assert torch.equal(ours(x), theirs(x))
+
+
+def test_an_unknown_backbone_names_the_nearest() -> None:
+    with pytest.raises(InputError, match="did you mean 'resnet32'"):
+        build_backbone("resnet-32")
+
+
+def test_growing_keeps_old_classes_as_they_are() -> None:
+    head = GrowingLinear(16)
+    head.grow(3)
+    x = torch.randn(5, 16)
+    before, weight, bias = head(x), head.weight.detach().clone(), torch.rand(3)
+    head.bias.data.copy_(bias)
+    head.grow(10)
+    assert head.classes == 10
+    assert torch.equal(head.weight[:3], weight)
+    assert torch.equal(head.bias[:3], bias)
+    torch.testing.assert_close(head(x)[:, :3], before + bias)
+    assert head.weight.requires_grad
+    assert head.bias.requires_grad
+
+
+def test_new_rows_are_uniform_up_to_the_published_bound() -> None:
+    head = GrowingLinear(12)
+    head.grow(5000)
+    bound = (3 / 12) ** 0.5
+    assert head.weight.abs().max().item() <= bound
+    assert head.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.02)
+    assert head.bias.eq(0).all()

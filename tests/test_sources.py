@@ -1,0 +1,191 @@
+"""Data sets from files: CIFAR-100 as published, and anybody's folders."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.datasets import CIFAR100
+
+from ffcil.data.cache import cached_arrays
+from ffcil.data.image_set import ImageSet
+from ffcil.data.sources import load_dataset
+from ffcil.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FFCIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("FFCIL_DATA", raising=False)
+
+
+def write_image(path: Path, colour: tuple[int, ...], size: tuple[int, int] = (40, 30), mode: str = "RGB") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, colour if len(colour) > 1 else colour[0]).save(path)
+
+
+def tree(root: Path, classes: int = 3, images: int = 10) -> Path:
+    for c in range(classes):
+        for k in range(images):
+            write_image(root / f"class {c}" / f"{k:02d}.png", (80 * c, 10 * k, 0))
+    return root
+
+
+def test_a_folder_of_classes_is_split_class_by_class(tmp_path: Path) -> None:
+    data = load_dataset("folder", tree(tmp_path / "mine"), 16)
+    assert data.train.class_names == ("class 0", "class 1", "class 2")
+    assert data.train.counts().tolist() == [8, 8, 8]
+    assert data.test.counts().tolist() == [2, 2, 2]
+    assert data.train.image_size == (16, 16)
+    for split in (data.train, data.test):  # the red channel tells the class
+        assert (split.images[:, 0].amax(dim=(1, 2)) == 80 * split.labels).all()
+    green = torch.cat([s.images[s.labels == 1][:, 1, 0, 0] for s in (data.train, data.test)])
+    assert sorted(green.tolist()) == [10 * k for k in range(10)]  # every image is in one of the two
+    again = load_dataset("folder", tmp_path / "mine", 16)
+    assert torch.equal(again.test.images, data.test.images)
+
+
+def test_train_and_test_folders(tmp_path: Path) -> None:
+    tree(tmp_path / "train", 2, 4)
+    tree(tmp_path / "test", 2, 3)
+    data = load_dataset("folder", tmp_path)
+    assert (len(data.train), len(data.test)) == (8, 6)
+    assert data.train.image_size == (64, 64)
+    tree(tmp_path / "test", 3, 1)
+    with pytest.raises(InputError, match="'class 2' is in only one of train/ and test/"):
+        load_dataset("folder", tmp_path)
+
+
+def test_a_class_of_one_image_is_for_training(tmp_path: Path) -> None:
+    tree(tmp_path, 2, 5)
+    write_image(tmp_path / "rare" / "only.png", (1, 2, 3))
+    data = load_dataset("folder", tmp_path)
+    assert data.train.counts().tolist() == [4, 4, 1]
+    assert data.test.counts().tolist() == [1, 1, 0]
+
+
+def test_grey_palette_and_transparent_images_become_rgb(tmp_path: Path) -> None:
+    write_image(tmp_path / "a" / "grey.png", (100,), mode="L")
+    write_image(tmp_path / "a" / "alpha.png", (10, 20, 30, 255), mode="RGBA")
+    write_image(tmp_path / "a" / "palette.gif.png", (0,), mode="P")
+    write_image(tmp_path / "a" / "cmyk.jpg", (0, 0, 0, 0), mode="CMYK")
+    data = load_dataset("folder", tmp_path, 8)
+    assert len(data.train) + len(data.test) == 4
+
+
+def test_a_changed_image_is_noticed(tmp_path: Path) -> None:
+    tree(tmp_path / "x", 1, 2)
+    before = load_dataset("folder", tmp_path / "x", 8).train.images.clone()
+    for k in range(2):
+        write_image(tmp_path / "x" / "class 0" / f"{k:02d}.png", (200, 200, 200))
+    assert not torch.equal(load_dataset("folder", tmp_path / "x", 8).train.images, before)
+
+
+def test_unreadable_images_are_named_all_at_once(tmp_path: Path) -> None:
+    tree(tmp_path, 1, 3)
+    (tmp_path / "class 0" / "empty.png").write_bytes(b"")
+    whole = (tmp_path / "class 0" / "00.png").read_bytes()
+    (tmp_path / "class 0" / "half.png").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match=r"2 image\(s\) cannot be read.*empty\.png.*half\.png"):
+        load_dataset("folder", tmp_path)
+
+
+def test_folders_that_are_wrong(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="needs images: name with --data"):
+        load_dataset("folder")
+    with pytest.raises(InputError, match="There is no folder"):
+        load_dataset("folder", tmp_path / "absent")
+    (tmp_path / "none").mkdir()
+    with pytest.raises(InputError, match="no class folders"):
+        load_dataset("folder", tmp_path / "none")
+    tree(tmp_path / "x", 1, 2)
+    (tmp_path / "x" / "hollow").mkdir()
+    with pytest.raises(InputError, match=r"Class 'hollow' .* has no images"):
+        load_dataset("folder", tmp_path / "x")
+
+
+def test_unknown_names_and_sizes() -> None:
+    with pytest.raises(InputError, match="did you mean 'cifar100'"):
+        load_dataset("cifar-100")
+    with pytest.raises(InputError, match="images of 32 pixels"):
+        load_dataset("glyphs", None, 64)
+
+
+def fake_cifar100(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of the published shape with few images, and torchvision told their sums."""
+    folder = root / "cifar-100-python"
+    folder.mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    contents = {
+        "train": {
+            "data": generator.integers(0, 256, (30, 3072), np.uint8),
+            "fine_labels": [k % 100 for k in range(30)],
+        },
+        "test": {"data": generator.integers(0, 256, (20, 3072), np.uint8), "fine_labels": [k % 100 for k in range(20)]},
+        "meta": {"fine_label_names": [f"name {k}" for k in range(100)]},
+    }
+    sums = {}
+    for name, content in contents.items():
+        (folder / name).write_bytes(pickle.dumps(content))
+        sums[name] = hashlib.md5((folder / name).read_bytes()).hexdigest()
+    monkeypatch.setattr(CIFAR100, "train_list", [["train", sums["train"]]])
+    monkeypatch.setattr(CIFAR100, "test_list", [["test", sums["test"]]])
+    monkeypatch.setattr(CIFAR100, "meta", {**CIFAR100.meta, "md5": sums["meta"]})
+
+
+@pytest.mark.parametrize("named", ["parent", "folder"])
+def test_cifar100_from_local_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str) -> None:
+    fake_cifar100(tmp_path, monkeypatch)
+    root = tmp_path if named == "parent" else tmp_path / "cifar-100-python"
+    data = load_dataset("cifar100", root)
+    assert (len(data.train), len(data.test), data.train.classes) == (30, 20, 100)
+    with (tmp_path / "cifar-100-python" / "train").open("rb") as file:
+        raw = pickle.load(file)
+    assert torch.equal(data.train.images[3], torch.from_numpy(raw["data"][3]).view(3, 32, 32))
+    assert data.train.labels.tolist() == raw["fine_labels"]
+
+
+def test_cifar100_that_is_missing_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_network(self: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(CIFAR100, "download", no_network)
+    with pytest.raises(InputError, match=r"cifar-100-python\.tar\.gz .* --data.*no route to host"):
+        load_dataset("cifar100", tmp_path)
+
+
+def test_cifar100_that_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cifar100(tmp_path, monkeypatch)
+    (tmp_path / "cifar-100-python" / "test").write_bytes(b"other")
+    with pytest.raises(InputError, match="are not the published ones"):
+        load_dataset("cifar100", tmp_path)
+
+
+def test_a_cache_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
+    def broken() -> dict[str, np.ndarray]:
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        cached_arrays("key", broken)
+    assert not list((tmp_path / "cache").iterdir())
+    made = cached_arrays("key", lambda: {"a": np.arange(3)})
+    assert made["a"].tolist() == [0, 1, 2]
+    assert cached_arrays("key", broken)["a"].tolist() == [0, 1, 2]  # not made again
+
+
+@pytest.mark.parametrize(
+    ("images", "labels"),
+    [
+        (torch.zeros(2, 3, 4, 4), torch.zeros(2, dtype=torch.int64)),
+        (torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)),
+        (torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64)),
+    ],
+)
+def test_image_sets_check_themselves(images: torch.Tensor, labels: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        ImageSet(images, labels, ("a",))

@@ -1,0 +1,71 @@
+"""Streams: remapped labels, increments of any size, class orders of the field."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from ffcil.arrivals import from_trace, given
+from ffcil.data.image_set import ImageSet
+from ffcil.errors import InputError
+from ffcil.stream import Stream, class_order
+
+
+def labelled(counts: list[int]) -> ImageSet:
+    """Images whose first pixel is their class; labels shuffled."""
+    labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))]
+    images = labels.to(torch.uint8)[:, None, None, None].expand(-1, 3, 2, 2).contiguous()
+    return ImageSet(images, labels, tuple(f"class {k}" for k in range(len(counts))))
+
+
+@drawn(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(0, 3), st.integers(0, 5))
+@settings(deadline=None, max_examples=60)
+def test_increments_partition_the_classes(sizes: list[int], unused: int, seed: int) -> None:
+    classes = sum(sizes) + unused
+    train, test = labelled([k % 4 + 1 for k in range(classes)]), labelled([2] * classes)
+    stream = Stream(train, test, given(sizes), seed)
+    order, seen, rows = class_order(classes, seed), 0, []
+    for step, (size, increment) in enumerate(zip(sizes, stream, strict=True), start=1):
+        assert (increment.step, increment.seen_before, increment.seen_now) == (step, seen, seen + size)
+        originals = {int(train.labels[r]) for r in increment.rows}
+        assert originals == set(order[seen : seen + size])
+        assert increment.new_labels == tuple(train.class_names[c] for c in order[seen : seen + size])
+        for position, by_class in zip(increment.classes, increment.rows_by_class(), strict=True):
+            assert {int(train.labels[r]) for r in by_class} == {order[position]}
+            assert set(stream.train.labels[by_class].tolist()) == {position}
+        seen += size
+        rows += increment.rows.tolist()
+        assert {int(test.labels[r]) for r in increment.test_rows} == set(order[:seen])
+        assert len(increment.test_rows) == 2 * seen
+    assert len(rows) == len(set(rows))
+
+
+def test_the_order_of_seed_1993_is_the_published_one() -> None:
+    order = class_order(100, 1993)
+    assert order[:12] == (68, 56, 78, 8, 23, 84, 90, 65, 74, 76, 40, 89)
+    assert order[-6:] == (39, 67, 29, 49, 57, 33)
+    assert class_order(5, None) == (0, 1, 2, 3, 4)
+
+
+def test_too_many_classes() -> None:
+    with pytest.raises(InputError, match="bring 7 classes, but the data set has 5"):
+        Stream(labelled([1] * 5), labelled([1] * 5), given([3, 4]), 0)
+
+
+def test_a_class_without_training_images_is_named() -> None:
+    with pytest.raises(InputError, match="'class 1' has no training images"):
+        Stream(labelled([2, 0, 2]), labelled([1, 1, 1]), given([3]), None)
+
+
+def test_a_trace_gives_the_class_order(tmp_path: object) -> None:
+    path = tmp_path / "trace.csv"  # type: ignore[operator]
+    path.write_text("class,first_seen\nclass 2,2026-01-01\nclass 0,2026-01-01\nclass 1,2026-01-09\n")
+    stream = Stream(labelled([1, 2, 3]), labelled([1, 1, 1]), from_trace(path, "7d"), class_seed=4)
+    assert [increment.new_labels for increment in stream] == [("class 2", "class 0"), ("class 1",)]
+    path.write_text("class,first_seen\nclass 9,2026-01-01\n")
+    with pytest.raises(InputError, match="'class 9'"):
+        Stream(labelled([1, 2, 3]), labelled([1, 1, 1]), from_trace(path, "7d"))

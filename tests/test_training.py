@@ -1,0 +1,147 @@
+"""The one loop: schedules, batches, determinism, taking up again."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from conftest import AUGMENTATION, coloured_images, small_config
+from ffcil.config import Phase
+from ffcil.errors import InputError
+from ffcil.training import Engine, FitData, Progress, derive_seed, evaluating, fit, learning_rate
+
+
+@pytest.mark.parametrize(
+    "phase",
+    [
+        Phase(epochs=20, learning_rate=0.1, milestones=(6, 12, 17)),
+        Phase(epochs=20, learning_rate=0.05, milestones=(3,), decay=0.5),
+        Phase(epochs=20, learning_rate=0.1, schedule="cosine"),
+    ],
+)
+def test_learning_rates_are_torchs(phase: Phase) -> None:
+    optimiser = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=phase.learning_rate)
+    scheduler: torch.optim.lr_scheduler.LRScheduler
+    if phase.schedule == "cosine":
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, phase.epochs)
+    else:
+        scheduler = torch.optim.lr_scheduler.MultiStepLR(optimiser, list(phase.milestones), phase.decay)
+    for epoch in range(phase.epochs):
+        assert learning_rate(phase, epoch) == pytest.approx(scheduler.get_last_lr()[0])
+        optimiser.step()
+        scheduler.step()
+
+
+def test_scaled_phases() -> None:
+    phase = Phase(epochs=170, milestones=(80, 120)).scaled(0.1)
+    assert (phase.epochs, phase.milestones) == (17, (8, 12))
+    assert Phase(epochs=5).scaled(0.01).epochs == 1
+
+
+class World:
+    """A linear model on a few images, fitted by `fit` and observed."""
+
+    def __init__(self, images: int = 50, batch: int = 16, epochs: int = 4, momentum: float = 0.9) -> None:
+        self.settings = small_config(train={"batch": batch, "momentum": momentum}).train
+        self.phase = Phase(epochs=epochs, learning_rate=0.01, weight_decay=1e-3)
+        self.engine = Engine.create("cpu", self.settings)
+        self.data = FitData(coloured_images([images], 1), torch.arange(images), AUGMENTATION)
+        torch.manual_seed(0)
+        self.model = nn.Linear(3 * 16 * 16, 2)
+        self.batches: list[torch.Tensor] = []
+
+    def loss(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.batches.append(images)
+        return self.model(images.flatten(1)).square().mean()
+
+    def fit(self, progress: Progress | None = None, after: Callable[[Progress], None] | None = None) -> Progress:
+        parameters = list(self.model.parameters())
+        return fit(self.loss, parameters, self.data, self.phase, self.settings, self.engine, 5, progress, after)
+
+
+@pytest.mark.parametrize(("images", "batch"), [(50, 16), (48, 16), (3, 16), (1, 4)])
+def test_an_epoch_shows_every_image_and_no_short_batch(images: int, batch: int) -> None:
+    world = World(images, batch, epochs=1)
+    world.data = FitData(world.data.images, world.data.rows, AUGMENTATION.__class__((0, 0, 0), (1, 1, 1), 0, False, 0))
+    progress = world.fit()
+    steps = math.ceil(images / batch)
+    assert [len(b) for b in world.batches] == [batch] * steps
+    assert progress.images == steps * batch
+    stores = {tuple(image.flatten().tolist()): k for k, image in enumerate(world.data.images.images)}
+    shown = Counter(
+        stores[tuple((image * 255).round().to(torch.uint8).flatten().tolist())] for b in world.batches for image in b
+    )
+    assert sorted(shown) == list(range(images))
+    assert max(shown.values()) - min(shown.values()) <= 1  # drawn again, but none twice before all once
+
+
+def test_fit_is_plain_sgd() -> None:
+    """The same batches through torch's own optimiser and a hand-written loop."""
+    world = World()
+    world.fit()
+    batches = world.batches
+    world = World()
+    optimiser = torch.optim.SGD(world.model.parameters(), 0.01, momentum=0.9, weight_decay=1e-3)
+    for batch in batches:
+        optimiser.zero_grad()
+        world.loss(batch, torch.zeros(0)).backward()
+        optimiser.step()
+    expected = [p.detach().clone() for p in world.model.parameters()]
+    again = World()
+    again.fit()
+    for ours, theirs in zip(again.model.parameters(), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+def test_taking_up_after_any_epoch_is_exact(momentum: float) -> None:
+    whole = World(momentum=momentum)
+    saved: list[tuple[Progress, dict[str, torch.Tensor]]] = []
+
+    def save(progress: Progress) -> None:
+        copy = Progress(**{**vars(progress), "momentum": [m.clone() for m in progress.momentum]})
+        saved.append((copy, {k: v.clone() for k, v in whole.model.state_dict().items()}))
+
+    final = whole.fit(after=save)
+    for progress, weights in saved:
+        part = World(momentum=momentum)
+        part.model.load_state_dict(weights)
+        end = part.fit(progress)
+        assert end.loss == final.loss
+        assert end.images == final.images
+        for a, b in zip(part.model.parameters(), whole.model.parameters(), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_divergence_is_an_error_with_a_remedy() -> None:
+    world = World()
+    world.loss = lambda images, targets: world.model(images.flatten(1)).sum() * math.inf  # type: ignore[method-assign]
+    with pytest.raises(InputError, match=r"diverged in epoch 1 .*learning_rate"):
+        world.fit()
+
+
+def test_seeds_are_independent_and_stable() -> None:
+    assert derive_seed(0, 1, "batches") != derive_seed(0, 1, "initialisation") != derive_seed(1, 0, "batches")
+    assert derive_seed(3, 4, "x") == derive_seed(3, 4, "x")
+    assert 0 <= derive_seed(1) < 2**63
+
+
+def test_evaluating_restores_the_mode() -> None:
+    module = nn.Dropout()
+    with evaluating(module):
+        assert not module.training
+        assert not torch.is_grad_enabled()
+    assert module.training
+
+
+@pytest.mark.parametrize(("device", "message"), [("tpu", "choose cpu or cuda"), ("cuda:7", "not there")])
+def test_a_device_that_is_not_there(device: str, message: str) -> None:
+    if device != "tpu" and torch.cuda.is_available():
+        pytest.skip("this machine has GPUs")
+    with pytest.raises(InputError, match=message):
+        Engine.create(device, small_config().train)
