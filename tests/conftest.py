@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from ffcil.arrivals import given
 from ffcil.config import RunConfig, resolve
@@ -55,3 +57,18 @@ def make_learner() -> Callable[..., Learner]:
         return build_learner(config, AUGMENTATION, Engine.create("cpu", config.train))
 
     return make
+
+
+def write_colours(root: Path, classes: int = 6, images: int = 12) -> Path:
+    """`coloured_images` as a folder of class folders, for runs from files."""
+    made = coloured_images([images] * classes, seed=3)
+    for k, (image, label) in enumerate(zip(made.images, made.labels, strict=True)):
+        folder = root / made.class_names[int(label)]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{k:04d}.png")
+    return root
+
+
+@pytest.fixture(scope="session")
+def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_colours(tmp_path_factory.mktemp("colours"))

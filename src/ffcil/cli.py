@@ -94,16 +94,16 @@ def arrivals(
         made = schedules.from_trace(trace, window)
     else:
         raise unknown("kind of arrivals", kind, ["free-flow", "equal", "half", "given", "trace"])
-    if as_json:
-        _print_json(made.to_json())
-    else:
-        encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
-        print(made.draw(ascii=not encoding.startswith("utf")))
     if plot is not None:
         from ffcil.report.figures import plot_arrivals
 
         plot_arrivals(made, plot)
         print(f"wrote {plot}", file=sys.stderr)
+    if as_json:
+        _print_json(made.to_json())
+    else:
+        encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
+        print(made.draw(ascii=not encoding.startswith("utf")))
 
 
 def _sizes(text: str | None) -> list[int]:

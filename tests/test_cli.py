@@ -1,0 +1,206 @@
+"""The command line as a user types it: output, JSON, and one sentence for every mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ffcil.cli import main
+
+QUICK = ["--set", "train.epochs_scale=0.1", "--set", "image_size=16", "--set", "dataset=folder", "--device", "cpu"]
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def ffcil(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+    """`ffcil(*arguments)` as typed in an empty folder."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+    def call(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["ffcil", *arguments])
+        capsys.readouterr()
+        try:
+            main()
+            status = 0
+        except SystemExit as stop:
+            status = stop.code if isinstance(stop.code, int) else 0
+        return Done(status, *capsys.readouterr())
+
+    return call
+
+
+def test_help_is_quick_and_does_not_import_torch() -> None:
+    program = (
+        "import sys, ffcil.cli\ntry: ffcil.cli.app(['--help'])\nexcept SystemExit: pass\nprint('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)  # byte-compiled, files in memory
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+    assert "arrivals" in done.stdout
+    assert time.perf_counter() - start < 2  # under one second on a machine that does nothing else
+
+
+def test_arrivals(ffcil: Command) -> None:
+    arguments = [
+        "--classes",
+        "100",
+        "--steps",
+        "10",
+        "--smallest",
+        "1",
+        "--largest",
+        "15",
+        "--alpha",
+        "1",
+        "--order",
+        "jumbled",
+        "--seed",
+        "0",
+    ]
+    done = ffcil("arrivals", *arguments, "--json")
+    made = json.loads(done.stdout)
+    assert next(iter(made)) == "sizes"
+    assert (sum(made["sizes"]), len(made["sizes"])) == (100, 10)
+    assert all(1 <= size <= 15 for size in made["sizes"])
+    picture = ffcil("arrivals", *arguments).stdout
+    assert picture.count("\n") >= 11
+    assert all(len(line) <= 80 for line in picture.splitlines())
+
+
+def test_arrivals_plot(ffcil: Command, tmp_path: Path) -> None:
+    assert ffcil("arrivals", "--plot", str(tmp_path / "a.svg")).returncode == 0
+    assert (tmp_path / "a.svg").read_text().lstrip().startswith("<?xml")
+
+
+def test_arrivals_of_other_kinds(ffcil: Command, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("class,time\na,0\nb,5\nc,1\n")
+    for arguments, sizes in [
+        (["--kind", "equal", "--classes", "10", "--steps", "3"], [4, 3, 3]),
+        (["--kind", "half", "--classes", "10", "--steps", "6"], [5, 1, 1, 1, 1, 1]),
+        (["--sizes", "3,1,2"], [3, 1, 2]),
+        (["--sizes", "3,1,2", "--order", "ascending"], [1, 2, 3]),
+        (["--trace", str(trace), "--window", "2"], [2, 1]),
+    ]:
+        done = ffcil("arrivals", *arguments, "--json")
+        assert json.loads(done.stdout)["sizes"] == sizes
+
+
+def test_run_and_run_again(ffcil: Command, tmp_path: Path, colours: Path) -> None:
+    arguments = ["run", "glyphs", "--set", "arrivals.sizes=[1,2]", "--set", "robust=true", "--set", "train_seed=1"]
+    arguments += [*QUICK, "--data", str(colours), "--out", str(tmp_path / "run")]
+    done = ffcil(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["sizes"] == [1, 2]
+    assert summary["robust"] is True
+    assert "step 2/2: +2 = 3 classes" in done.stderr
+    again = ffcil(*arguments)
+    assert again.returncode == 0
+    assert "linear (scored): average" in again.stdout
+    assert "step" not in again.stderr  # nothing was trained
+
+
+def test_a_run_without_out_is_named_by_its_configuration(ffcil: Command, tmp_path: Path, colours: Path) -> None:
+    arguments = ["run", "glyphs", "--set", "arrivals.sizes=[2]", *QUICK, "--data", str(colours), "--json"]
+    done = ffcil(*arguments)
+    (folder,) = Path("runs").iterdir()
+    assert json.loads(done.stdout)["folder"] == f"runs/{folder.name}"
+    dry = ffcil(*arguments, "--dry-run")
+    assert json.loads(dry.stdout) == json.loads((folder / "config.json").read_text())
+
+
+def test_listings(ffcil: Command) -> None:
+    methods = {row["name"]: row for row in json.loads(ffcil("methods", "--json").stdout)}
+    assert {"finetune", "replay", "joint", "icarl"} <= set(methods)
+    assert methods["icarl"]["options"]["temperature"]["default"] == 2.0
+    assert all(row["about"] for row in methods.values())
+    datasets = {row["name"]: row for row in json.loads(ffcil("datasets", "--json").stdout)}
+    assert {"glyphs", "cifar100", "folder"} <= set(datasets)
+    assert datasets["glyphs"]["found"] is True
+    assert "icarl" in ffcil("methods").stdout
+    assert "glyphs" in ffcil("datasets").stdout
+
+
+def test_doctor(ffcil: Command, tmp_path: Path) -> None:
+    found = json.loads(ffcil("doctor", "--json", "--data", str(tmp_path)).stdout)
+    assert found["versions"]["torch"]
+    assert found["data_found"]["glyphs"] is True
+    assert found["data_found"]["cifar100"] is False
+    assert any("cifar-100-python.tar.gz" in advice for advice in found["advice"])
+    assert "to do" in ffcil("doctor").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "glyps"], "Unknown recipe 'glyps': did you mean 'glyphs'?"),
+        (["run", "glyphs", "--set", "method=icrl"], "Unknown method 'icrl': did you mean 'icarl'?"),
+        (["run", "glyphs", "--set", "dataset=gliphs"], "Unknown data set 'gliphs': did you mean 'glyphs'?"),
+        (["run", "glyphs", "--set", "robst=true"], "Unknown field 'robst': did you mean 'robust'?"),
+        (["run", "glyphs", "--set", "arrivals.sizes=[1,200]"], "but the data set has 100"),
+        (["run", "glyphs", "--set", "arrivals.largest=3"], "would"),
+        (["run", "glyphs", "--set", "train.batch=none"], "Bad value for train.batch"),
+        (["run", "glyphs", "--set", "dataset=folder"], "name with --data a folder"),
+        (["run", "glyphs", "--device", "tpu"], "Unknown device 'tpu': choose cpu or cuda."),
+        (["run", "glyphs", "--set", "options.temprature=1"], "did you mean 'options.temperature'?"),
+        (["arrivals", "--classes", "100", "--steps", "10", "--largest", "9"], "would"),
+        (["arrivals", "--alpha", "0"], "Alpha"),
+        (["arrivals", "--kind", "fre-flow"], "did you mean 'free-flow'?"),
+        (["arrivals", "--order", "random"], "random"),
+        (["arrivals", "--sizes", "1,x"], "write whole numbers with commas"),
+        (["arrivals", "--trace", "absent.csv"], "absent.csv"),
+        (["arrivals", "--plot", "a.xyz"], "xyz"),
+        (["demo", "--method", "icral"], "Unknown method 'icral': did you mean 'icarl'?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes(ffcil: Command, tmp_path: Path, arguments: list[str], message: str) -> None:
+    done = ffcil(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stdout == ""
+
+
+def test_a_trace_with_a_label_that_repeats(ffcil: Command, tmp_path: Path) -> None:
+    Path("t.csv").write_text("class,time\ncat,1\ndog,2\ncat,9\n")
+    done = ffcil("arrivals", "--trace", "t.csv", "--window", "1")
+    assert done.returncode == 2
+    assert "'cat'" in done.stderr
+
+
+def test_a_device_that_is_not_there(tmp_path: Path) -> None:
+    program = (
+        "import torch, sys\ntorch.cuda.is_available = lambda: False\n"
+        "sys.argv = ['ffcil', 'run', 'glyphs', '--device', 'cuda', '--out', 'x']\nfrom ffcil.cli import main\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "Device 'cuda' is not there: run with --device cpu" in done.stderr
+
+
+def test_an_unreadable_image_is_named(ffcil: Command, tmp_path: Path) -> None:
+    (tmp_path / "data" / "a").mkdir(parents=True)
+    (tmp_path / "data" / "a" / "broken.jpg").write_bytes(b"not a picture")
+    done = ffcil("run", "glyphs", *QUICK, "--data", str(tmp_path / "data"), "--set", "arrivals.sizes=[1]")
+    assert done.returncode == 2
+    assert "broken.jpg" in done.stderr

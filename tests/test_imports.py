@@ -1,0 +1,90 @@
+"""Imports point downward, and nothing heavy is loaded before it is needed."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import ffcil
+
+SOURCE = Path(ffcil.__file__).parent
+
+# From the bottom up: a module may import what stands on an earlier line, never a later one.
+LAYERS = [
+    ["errors"],
+    ["arrivals", "config", "checkpoint", "losses", "alignment", "metrics", "memory"],
+    ["data.cache", "data.image_set", "data.augment"],
+    ["data.glyphs"],
+    ["data.sources"],
+    ["stream", "models.heads", "models.resnet"],
+    ["training"],
+    ["methods.learner"],
+    ["methods.finetune"],
+    ["methods.replay", "methods.joint"],
+    ["methods.icarl"],
+    ["methods"],
+    ["progress"],
+    ["run"],
+    ["report.records"],
+    ["report.tables"],
+    ["report.figures"],
+    ["report.page"],
+    ["report"],
+    ["demo", "listing"],
+    ["cli"],
+    ["__main__"],
+]
+FREE = {"", "models", "data", "recipes"}  # packages that hold nothing but their parts
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(path: Path) -> set[str]:
+    """Modules of ffcil that a file imports, anywhere in it."""
+    names = set()
+    known = {module_name(p) for p in SOURCE.rglob("*.py")}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    ours = {name.removeprefix("ffcil").removeprefix(".") for name in names if name.split(".")[0] == "ffcil"}
+    return (ours & known) - FREE
+
+
+def test_imports_point_downward() -> None:
+    level = {module: k for k, layer in enumerate(LAYERS) for module in layer}
+    for path in SOURCE.rglob("*.py"):
+        module = module_name(path)
+        if module in FREE:
+            continue
+        assert module in level, f"{module} has no layer yet: give it one in LAYERS"
+        for other in imported(path) - {module}:
+            # a package's __init__ may import its parts, and its parts it
+            assert level[other] < level[module] or other.startswith(f"{module}."), f"{module} imports {other}"
+
+
+def test_what_must_stay_light() -> None:
+    program = "import sys, ffcil, ffcil.cli, ffcil.arrivals, ffcil.config, ffcil.metrics; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_the_parts_that_stand_alone() -> None:
+    """CWM and DIWA come with torch and nothing else of ffcil."""
+    program = (
+        "import sys, ffcil.losses, ffcil.alignment; "
+        "print(sorted(m for m in sys.modules if m.startswith('ffcil.')), 'lightning_fabric' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['ffcil.alignment', 'ffcil.losses'] False"
+
+
+def test_every_public_name_is_there() -> None:
+    for name in ffcil.__all__:
+        assert getattr(ffcil, name) is not None

@@ -1,0 +1,254 @@
+"""Runs: what a folder holds, and that a run broken off anywhere ends as if it had not been."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import small_config
+from ffcil.config import RunConfig
+from ffcil.errors import InputError
+from ffcil.progress import Silent
+from ffcil.run import Run
+
+TIMING = ("seconds", "images_per_second")
+
+
+def config(**overrides: Any) -> RunConfig:
+    fields = {
+        "dataset": "folder",
+        "image_size": 16,
+        "arrivals": {"sizes": [1, 3, 2]},
+        "memory": {"budget": 18},
+        "checkpoint_seconds": 0,
+        "class_seed": 3,
+    }
+    return small_config(**{**fields, **overrides})
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    """All that a run says, timing aside."""
+    lines = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in TIMING} for line in lines]
+
+
+def counts(folder: Path) -> dict[str, Any]:
+    return {
+        f"{path.stem}/{name}": array.tolist()
+        for path in sorted((folder / "counts").glob("*.npz"))
+        for name, array in np.load(path).items()
+    }
+
+
+class Bomb(Silent):
+    """Breaks a run off after a number of epochs, or of records."""
+
+    def __init__(self, epochs: int = 0, steps: int = 0) -> None:
+        self.epochs, self.steps = epochs, steps
+
+    def epoch_done(self, epoch: int, loss: float, images_per_second: float) -> None:
+        self.epochs -= 1
+        if self.epochs == 0:
+            raise KeyboardInterrupt
+
+    def step_done(self, record: Mapping[str, Any]) -> None:
+        self.steps -= 1
+        if self.steps == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, colours: Path) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    Run(config(), folder, data=colours, device="cpu", threads=1).execute()
+    return folder
+
+
+def test_the_folder(whole: Path) -> None:
+    names = {path.name for path in whole.iterdir()} - {".lock"}
+    files = {"config.json", "arrivals.json", "records.jsonl", "summary.json", "environment.json", "done"}
+    assert names == files | {"counts", "checkpoints"}
+    lines = [json.loads(line) for line in (whole / "records.jsonl").read_text().splitlines()]
+    assert [(r["step"], r["new_classes"], r["seen_classes"]) for r in lines] == [(1, 1, 1), (2, 3, 4), (3, 2, 6)]
+    assert [len(r["new_labels"]) for r in lines] == [1, 3, 2]
+    for record in lines:
+        assert list(record["accuracy"]) == ["linear", "nearest-mean"]
+        assert set(record["seconds"]) == {"train", "memory", "evaluate"}
+        assert record["images_per_second"] > 0
+    assert lines[0]["old_accuracy"]["linear"] is None
+    assert json.loads((whole / "config.json").read_text()) == config().model_dump(mode="json")
+
+
+def test_accuracies_come_from_the_counts(whole: Path) -> None:
+    for record in records(whole):
+        table = np.load(whole / "counts" / f"step-{record['step']:03d}.npz")["linear"]
+        new = record["new_classes"]
+        assert record["accuracy"]["linear"] == pytest.approx(100 * np.trace(table) / table.sum())
+        assert record["new_accuracy"]["linear"] == pytest.approx(
+            100 * np.trace(table[-new:, -new:]) / table[-new:].sum()
+        )
+    summary = json.loads((whole / "summary.json").read_text())
+    curve = [record["accuracy"]["linear"] for record in records(whole)]
+    assert summary["classifiers"]["linear"]["curve"] == curve
+    assert summary["average"] == pytest.approx(sum(curve) / 3)
+    assert summary["last"] == curve[-1]
+
+
+@pytest.mark.parametrize("bomb", [{"epochs": k} for k in (1, 5, 6, 7, 13)] + [{"steps": k} for k in (1, 2, 3)], ids=str)
+def test_taken_up_again_a_run_ends_the_same(tmp_path: Path, colours: Path, whole: Path, bomb: dict[str, int]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Run(config(), tmp_path, data=colours, device="cpu", threads=1, listener=Bomb(**bomb)).execute()
+    assert not (tmp_path / "done").exists()
+    Run(config(), tmp_path, data=colours, device="cpu", threads=1).execute()
+    assert records(tmp_path) == records(whole)
+    assert counts(tmp_path) == counts(whole)
+
+
+@pytest.mark.parametrize("method", ["finetune", "replay", "joint"])
+def test_every_method_can_be_taken_up_again(tmp_path: Path, colours: Path, method: str) -> None:
+    settings = config(method=method, robust=True)
+    Run(settings, tmp_path / "whole", data=colours, device="cpu", threads=1).execute()
+    for epochs in (8, 5):  # broken off twice
+        with pytest.raises(KeyboardInterrupt):
+            Run(settings, tmp_path / "part", data=colours, device="cpu", threads=1, listener=Bomb(epochs)).execute()
+    Run(settings, tmp_path / "part", data=colours, device="cpu", threads=1).execute()
+    assert records(tmp_path / "part") == records(tmp_path / "whole")
+
+
+def test_a_record_without_its_checkpoint_is_made_again(tmp_path: Path, colours: Path, whole: Path) -> None:
+    """Killed between the two, and in the middle of a line."""
+    with pytest.raises(KeyboardInterrupt):
+        Run(config(), tmp_path, data=colours, device="cpu", threads=1, listener=Bomb(epochs=8)).execute()
+    with (tmp_path / "records.jsonl").open("a") as file:
+        file.write('{"step": 2, "new_cla')
+    Run(config(), tmp_path, data=colours, device="cpu", threads=1).execute()
+    assert records(tmp_path) == records(whole)
+
+
+def test_a_finished_run_does_nothing(whole: Path, colours: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.name != ".lock"}
+    summary = Run(config(), whole, data=colours / "not looked at", device="cpu", threads=1).execute()
+    assert summary["average"] > 0
+    assert {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.name != ".lock"} == before
+
+
+def test_another_configuration_in_the_same_folder(whole: Path) -> None:
+    with pytest.raises(InputError, match=r"another configuration \(it differs in robust, train_seed\)"):
+        Run(config(robust=True, train_seed=4), whole, device="cpu", threads=1).execute()
+
+
+def test_a_full_disk_breaks_nothing(
+    tmp_path: Path, colours: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, fsync = 0, os.fsync
+
+    def fills_up(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 12:
+            raise OSError(28, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fills_up)
+    with pytest.raises(InputError, match="is full: free some space and run the same command again"):
+        Run(config(), tmp_path, data=colours, device="cpu", threads=1).execute()
+    monkeypatch.undo()
+    Run(config(), tmp_path, data=colours, device="cpu", threads=1).execute()
+    assert records(tmp_path) == records(whole)
+
+
+def command(folder: Path, data: Path, settings: RunConfig) -> list[str]:
+    recipe = folder.parent / f"{folder.name}.json"
+    recipe.write_text(settings.model_dump_json())
+    arguments = ["run", str(recipe), "--out", str(folder), "--data", str(data), "--device", "cpu", "--threads", "1"]
+    return [sys.executable, "-m", "ffcil", *arguments]
+
+
+def kill_at_random(folder: Path, data: Path, settings: RunConfig, seed: int) -> None:
+    """Start the command, kill -9 it at a moment between its first sign of life and its end, start it again."""
+    process = subprocess.Popen(command(folder, data, settings), stderr=subprocess.DEVNULL)
+    while not (folder / "environment.json").exists() and process.poll() is None:
+        time.sleep(0.01)
+    time.sleep(random.Random(seed).uniform(0, 2.5))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    subprocess.run(command(folder, data, settings), check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_kill_9(tmp_path: Path, colours: Path, whole: Path, seed: int) -> None:
+    kill_at_random(tmp_path / "run", colours, config(), seed)
+    assert records(tmp_path / "run") == records(whole)
+    assert counts(tmp_path / "run") == counts(whole)
+
+
+@pytest.mark.slow
+def test_kill_9_at_twenty_moments_on_glyphs(tmp_path: Path) -> None:
+    phase = {"epochs": 3}
+    settings = small_config(
+        dataset="glyphs",
+        arrivals={"sizes": [2, 5, 3, 1]},
+        memory={"budget": 100},
+        train={"batch": 32, "first": phase, "later": phase},
+        checkpoint_seconds=0.3,
+    )
+    subprocess.run(command(tmp_path / "whole", tmp_path, settings), check=True, capture_output=True)
+    for seed in range(20):
+        folder = tmp_path / f"killed-{seed}"
+        kill_at_random(folder, tmp_path, settings, seed)
+        assert records(folder) == records(tmp_path / "whole"), seed
+        assert counts(folder) == counts(tmp_path / "whole"), seed
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path: Path, colours: Path) -> None:
+    class Second(Silent):
+        def step_done(self, record: Mapping[str, Any]) -> None:
+            with pytest.raises(InputError, match="Another process is running"):
+                Run(config(), tmp_path, data=colours, device="cpu", threads=1).execute()
+
+    Run(config(), tmp_path, data=colours, device="cpu", threads=1, listener=Second()).execute()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"method": "icrl"}, "Unknown method 'icrl': did you mean 'icarl'"),
+        ({"memory": {"budget": 5}}, "memory.budget=5 is less than one exemplar for each of 6 classes"),
+        ({"arrivals": {"sizes": [5, 5]}}, "bring 10 classes, but the data set has 6"),
+        ({"arrivals": {"kind": "equal", "steps": 2}, "classes": 9}, "classes is 9, but the data set has 6"),
+        ({"classes": 3}, "classes has no meaning for arrivals of kind 'given'"),
+        ({"backbone": "resnet33"}, "Unknown backbone 'resnet33'"),
+    ],
+)
+def test_what_cannot_be_is_said_before_training(
+    tmp_path: Path, colours: Path, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        Run(config(**fields), tmp_path / "run", data=colours, device="cpu", threads=1).execute()
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "classes", "sizes"),
+    [
+        ({"kind": "equal", "steps": 4}, None, [2, 2, 1, 1]),
+        ({"kind": "half", "steps": 4}, None, [3, 1, 1, 1]),
+        ({"kind": "equal", "steps": 2}, 4, [2, 2]),
+        ({"kind": "free-flow", "steps": 3, "smallest": 2, "largest": 2, "order": "ascending"}, None, [2, 2, 2]),
+    ],
+)
+def test_arrivals_of_every_kind(
+    tmp_path: Path, colours: Path, arrivals: dict[str, Any], classes: int | None, sizes: list[int]
+) -> None:
+    settings = config(method="finetune", arrivals=arrivals, classes=classes, train={"epochs_scale": 0.2})
+    assert Run(settings, tmp_path, data=colours, device="cpu", threads=1).execute()["sizes"] == sizes
