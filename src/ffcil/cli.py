@@ -157,7 +157,7 @@ def run(
         forgotten = "" if numbers["forgetting"] is None else f", forgetting {numbers['forgetting']:.2f}"
         scored = " (scored)" if name == summary["scored"] else ""
         print(f"{name}{scored}: average {numbers['average']:.2f} %, last {numbers['last']:.2f} %{forgotten}")
-    print(f"{summary['folder']}  {summary['seconds']['total']:.1f} s, {summary['images_per_second']:,.0f} images/s")
+    print(f"{summary['folder']}  {summary['seconds']:.1f} s, {summary['images_per_second']:,.0f} images/s")
 
 
 @app.command()

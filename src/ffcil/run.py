@@ -291,7 +291,8 @@ class Run:
             "scored": scored,
             **{key: classifiers[scored][key] for key in ("average", "last", "forgetting")},
             "classifiers": classifiers,
-            "seconds": {**seconds, "total": sum(seconds.values())},
+            "seconds": sum(seconds.values()),
+            "seconds_by_phase": seconds,
             "images_per_second": images / seconds["train"],
         }
         write_whole(self.folder / "summary.json", _json(summary))
