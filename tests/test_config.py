@@ -36,8 +36,8 @@ def test_overrides_are_typed_yaml() -> None:
 
 
 def test_another_kind_of_arrivals_drops_the_recipes_fields() -> None:
-    assert set_("arrivals.kind=equal")["arrivals"] == {"kind": "equal", "steps": 10}
-    assert set_("arrivals.kind=half", "arrivals.steps=6")["arrivals"] == {"kind": "half", "steps": 6}
+    assert set_("arrivals.kind=equal")["arrivals"] == {"kind": "equal", "classes": 50, "steps": 10}
+    assert set_("arrivals.kind=half", "arrivals.steps=6")["arrivals"] == {"kind": "half", "classes": 50, "steps": 6}
     assert set_("arrivals.alpha=0.5")["arrivals"]["alpha"] == 0.5  # type: ignore[index]
 
 

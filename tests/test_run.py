@@ -226,8 +226,7 @@ def test_two_processes_do_not_share_a_folder(tmp_path: Path, colours: Path) -> N
         ({"method": "icrl"}, "Unknown method 'icrl': did you mean 'icarl'"),
         ({"memory": {"budget": 5}}, "memory.budget=5 is less than one exemplar for each of 6 classes"),
         ({"arrivals": {"sizes": [5, 5]}}, "bring 10 classes, but the data set has 6"),
-        ({"arrivals": {"kind": "equal", "steps": 2}, "classes": 9}, "classes is 9, but the data set has 6"),
-        ({"classes": 3}, "classes has no meaning for arrivals of kind 'given'"),
+        ({"arrivals": {"kind": "equal", "steps": 2, "classes": 9}}, "arrivals.classes is 9, but the data set has 6"),
         ({"backbone": "resnet33"}, "Unknown backbone 'resnet33'"),
     ],
 )
@@ -239,16 +238,14 @@ def test_what_cannot_be_is_said_before_training(
 
 
 @pytest.mark.parametrize(
-    ("arrivals", "classes", "sizes"),
+    ("arrivals", "sizes"),
     [
-        ({"kind": "equal", "steps": 4}, None, [2, 2, 1, 1]),
-        ({"kind": "half", "steps": 4}, None, [3, 1, 1, 1]),
-        ({"kind": "equal", "steps": 2}, 4, [2, 2]),
-        ({"kind": "free-flow", "steps": 3, "smallest": 2, "largest": 2, "order": "ascending"}, None, [2, 2, 2]),
+        ({"kind": "equal", "steps": 4, "classes": None}, [2, 2, 1, 1]),
+        ({"kind": "half", "steps": 4, "classes": None}, [3, 1, 1, 1]),
+        ({"kind": "equal", "steps": 2, "classes": 4}, [2, 2]),
+        ({"steps": 3, "smallest": 2, "largest": 2, "order": "ascending", "classes": None}, [2, 2, 2]),
     ],
 )
-def test_arrivals_of_every_kind(
-    tmp_path: Path, colours: Path, arrivals: dict[str, Any], classes: int | None, sizes: list[int]
-) -> None:
-    settings = config(method="finetune", arrivals=arrivals, classes=classes, train={"epochs_scale": 0.2})
+def test_arrivals_of_every_kind(tmp_path: Path, colours: Path, arrivals: dict[str, Any], sizes: list[int]) -> None:
+    settings = config(method="finetune", arrivals=arrivals, train={"epochs_scale": 0.2})
     assert Run(settings, tmp_path, data=colours, device="cpu", threads=1).execute()["sizes"] == sizes

@@ -139,6 +139,11 @@ def test_evaluating_restores_the_mode() -> None:
     assert module.training
 
 
+def test_bfloat16_is_for_a_gpu() -> None:
+    with pytest.raises(InputError, match="needs a GPU"):
+        Engine.create("cpu", small_config(train={"precision": "bfloat16"}).train)
+
+
 @pytest.mark.parametrize(("device", "message"), [("tpu", "choose cpu or cuda"), ("cuda:7", "not there")])
 def test_a_device_that_is_not_there(device: str, message: str) -> None:
     if device != "tpu" and torch.cuda.is_available():

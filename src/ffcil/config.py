@@ -23,25 +23,30 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class EqualArrivals(Settings):
+class DrawnArrivals(Settings):
+    """What the schedules that are made, rather than given, have in common."""
+
+    classes: PositiveInt | None = None
+    """use this many classes of the data set; null: all"""
+    steps: PositiveInt
+
+
+class EqualArrivals(DrawnArrivals):
     """Every step brings the same number of classes (sizes differ by at most one)."""
 
     kind: Literal["equal"] = "equal"
-    steps: PositiveInt
 
 
-class HalfArrivals(Settings):
+class HalfArrivals(DrawnArrivals):
     """Half of the classes first, the rest in equal steps."""
 
     kind: Literal["half"] = "half"
-    steps: PositiveInt
 
 
-class FreeFlowArrivals(Settings):
+class FreeFlowArrivals(DrawnArrivals):
     """A class-arrival spectrum of intensity alpha between two bounds, then an order."""
 
     kind: Literal["free-flow"] = "free-flow"
-    steps: PositiveInt
     smallest: PositiveInt = 1
     largest: PositiveInt
     alpha: float = 1.0
@@ -144,8 +149,6 @@ class RunConfig(Settings):
     """of the head after a step; auto: diwa where robust, else the method's own"""
     diwa: DiwaSettings = DiwaSettings()
     arrivals: ArrivalsSettings
-    classes: PositiveInt | None = None
-    """use this many classes of the data set; null: all (or as many as the given sizes name)"""
     class_seed: int | None = 0
     """of the class permutation; null: the data set's own order"""
     arrival_seed: int = 0

@@ -123,7 +123,7 @@ def run_demo(method: str, seeds: int, out: Path, overrides: Mapping[str, Any], j
     runs = [load_run(folder) for folder in folders.values()]
     console.print(terminal(compare(runs)))
     page = out / "report.html"
-    write_page(runs, page, title=f"ffcil demo: {runs[0].method} under free flow")
+    write_page(runs, page, title=f"ffcil demo: {runs[0].method_name} under free flow")
     console.print(
         f"Open {page.resolve().as_uri()}  ({time.perf_counter() - start:.0f} s)", soft_wrap=True, highlight=False
     )

@@ -26,13 +26,7 @@ from ffcil import arrivals as schedules
 from ffcil import metrics
 from ffcil.arrivals import Arrivals
 from ffcil.checkpoint import checkpoints, load_state, save_checkpoint, write_whole
-from ffcil.config import (
-    EqualArrivals,
-    FreeFlowArrivals,
-    GivenArrivals,
-    HalfArrivals,
-    RunConfig,
-)
+from ffcil.config import EqualArrivals, GivenArrivals, HalfArrivals, RunConfig, TraceArrivals
 from ffcil.data.augment import Augmentation
 from ffcil.data.sources import DataSet, load_dataset
 from ffcil.errors import InputError
@@ -48,21 +42,21 @@ Counts = dict[str, NDArray[np.int64]]
 def build_arrivals(config: RunConfig, available: int) -> Arrivals:
     """The schedule that a configuration describes, over `available` classes or as many as it names."""
     settings, seed = config.arrivals, config.arrival_seed
-    if config.classes is not None and config.classes > available:
-        raise InputError(f"classes is {config.classes}, but the data set has {available}: lower it, or set it to null.")
-    classes = config.classes or available
+    if isinstance(settings, GivenArrivals):
+        return schedules.given(settings.sizes, settings.order, seed)
+    if isinstance(settings, TraceArrivals):
+        return schedules.from_trace(settings.trace, settings.window)
+    classes = settings.classes or available
+    if classes > available:
+        raise InputError(
+            f"arrivals.classes is {classes}, but the data set has {available}: lower it, or set it to null."
+        )
     if isinstance(settings, EqualArrivals):
         return schedules.equal(classes, settings.steps)
     if isinstance(settings, HalfArrivals):
         return schedules.half(classes, settings.steps)
-    if isinstance(settings, FreeFlowArrivals):
-        s = settings
-        return schedules.free_flow(classes, s.steps, s.smallest, s.largest, s.alpha, s.order, seed)
-    if config.classes is not None:
-        raise InputError(f"classes has no meaning for arrivals of kind {settings.kind!r}, which name theirs: drop it.")
-    if isinstance(settings, GivenArrivals):
-        return schedules.given(settings.sizes, settings.order, seed)
-    return schedules.from_trace(settings.trace, settings.window)
+    s = settings
+    return schedules.free_flow(classes, s.steps, s.smallest, s.largest, s.alpha, s.order, seed)
 
 
 def default_folder(config: RunConfig) -> Path:

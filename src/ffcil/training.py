@@ -61,6 +61,8 @@ class Engine:
         precision = settings.precision
         if precision == "auto":
             precision = "bfloat16" if on_gpu else "float32"
+        if precision == "bfloat16" and not on_gpu:
+            raise InputError("train.precision=bfloat16 needs a GPU: set it to auto, or run with --device cuda.")
         fabric = Fabric(
             accelerator=kind,
             devices=[int(number or 0)] if on_gpu else 1,
