@@ -19,8 +19,8 @@ from ffcil.arrivals import given
 from ffcil.config import resolve
 from ffcil.data.image_set import ImageSet
 from ffcil.data.sources import CIFAR100_AUGMENTATION
+from ffcil.environment import describe_environment
 from ffcil.methods.learner import build_learner
-from ffcil.run import describe_environment
 from ffcil.stream import Stream
 from ffcil.training import Engine, Progress
 
@@ -59,7 +59,12 @@ def measure(variant: dict[str, Any], stream: Stream, device: str, epochs: int) -
     learner.learn(on_device[1], None, after_epoch)
     epochs_after = [(t1 - t0, n1 - n0) for (t0, n0), (t1, n1) in zip(ends, ends[1:], strict=False)]
     speeds = [images / seconds for seconds, images in epochs_after]
-    return {**variant, "images_per_second": max(speeds), "slowest_epoch": min(speeds), "first_epoch_seconds": ends[0][0]}
+    return {
+        **variant,
+        "images_per_second": max(speeds),
+        "slowest_epoch": min(speeds),
+        "first_epoch_seconds": ends[0][0],
+    }
 
 
 def main() -> None:
@@ -76,7 +81,9 @@ def main() -> None:
         print(json.dumps(results[-1]), flush=True)
     if options.out:
         environment = describe_environment(Engine.create(options.device, resolve("cifar100").train))
-        environment["command"] = f"python benchmarks/training_step.py --device {options.device} --epochs {options.epochs}"
+        environment["command"] = (
+            f"python benchmarks/training_step.py --device {options.device} --epochs {options.epochs}"
+        )
         document = {"environment": environment, "n": options.epochs - 1, "variants": results}
         options.out.write_text(json.dumps(document, indent=2) + "\n")
 

@@ -104,3 +104,11 @@ def test_it_works_on_a_layer_that_requires_gradients() -> None:
     assert torch.equal(layer.bias, bias)
     assert layer.weight.requires_grad
     assert layer.weight.grad_fn is None
+
+
+@pytest.mark.parametrize(("old", "eta"), [(-1, 1.0), (9, 1.0), (3, 1.5), (3, -0.1)])
+def test_what_cannot_be(old: int, eta: float) -> None:
+    with pytest.raises(ValueError, match="cannot be"):
+        weight_alignment(head(3, 2), old, eta)
+    with pytest.raises(ValueError, match="tau above 0"):
+        intervention(3, tau=0)

@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 import pytest
 
+from conftest import write_colours
 from ffcil.cli import main
+from ffcil.methods import METHODS
 
 QUICK = ["--set", "train.epochs_scale=0.1", "--set", "image_size=16", "--set", "dataset=folder", "--device", "cpu"]
 
@@ -127,10 +129,40 @@ def test_a_run_without_out_is_named_by_its_configuration(ffcil: Command, tmp_pat
     assert json.loads(dry.stdout) == json.loads((folder / "config.json").read_text())
 
 
+def test_a_method_of_ones_own_in_one_file(ffcil: Command, colours: Path) -> None:
+    Path("mine.py").write_text(
+        "from ffcil.methods import MethodConfig, register\n"
+        "from ffcil.methods.finetune import Finetune\n"
+        "class MineConfig(MethodConfig):\n"
+        "    power: float = 2.0\n"
+        "@register('mine')\n"
+        "class Mine(Finetune):\n"
+        "    title, Config = 'Mine', MineConfig\n"
+        "    def loss(self, images, targets):\n"
+        "        return super().loss(images, targets) ** self.config.power\n"
+    )
+    arguments = ["--set", "arrivals.sizes=[2]", *QUICK, "--data", str(colours), "--set", "method=mine", "--json"]
+    done = ffcil("run", "glyphs", *arguments, "--import", "mine.py", "--set", "options.power=1.5")
+    METHODS.pop("mine")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["method"] == "mine"
+    Path("empty.py").write_text("")
+    assert "registers no method" in ffcil("methods", "--import", "empty.py").stderr
+
+
+def test_no_test_images(ffcil: Command, tmp_path: Path) -> None:
+    data = write_colours(tmp_path / "one each", classes=2, images=1)
+    arguments = ["run", "glyphs", "--set", "arrivals.sizes=[1,1]", *QUICK, "--data", str(data)]
+    done = ffcil(*arguments, "--out", "odd [red] name [/b]")
+    assert done.returncode == 0, done.stderr
+    assert "no test images" in done.stdout
+    assert "odd [red] name [/b]" in done.stderr
+
+
 def test_listings(ffcil: Command) -> None:
     methods = {row["name"]: row for row in json.loads(ffcil("methods", "--json").stdout)}
     assert {"finetune", "replay", "joint", "icarl"} <= set(methods)
-    assert methods["icarl"]["options"]["temperature"]["default"] == 2.0
+    assert methods["icarl"]["options"]["temperature"] == {"default": 2.0, "about": "of the distillation"}
     assert all(row["about"] for row in methods.values())
     datasets = {row["name"]: row for row in json.loads(ffcil("datasets", "--json").stdout)}
     assert {"glyphs", "cifar100", "folder"} <= set(datasets)
@@ -168,6 +200,22 @@ def test_doctor(ffcil: Command, tmp_path: Path) -> None:
         (["arrivals", "--sizes", "1,x"], "write whole numbers with commas"),
         (["arrivals", "--trace", "absent.csv"], "absent.csv"),
         (["arrivals", "--plot", "a.xyz"], "xyz"),
+        (["arrivals", "--sizes", "1,2", "--kind", "equal"], "--sizes has no meaning for arrivals of kind 'equal'"),
+        (["arrivals", "--sizes", "1,2", "--steps", "4"], "--steps has no meaning for arrivals of kind 'given'"),
+        (["run", "glyphs", "--dry-run", "--set", "method=icrl"], "did you mean 'icarl'?"),
+        (["run", "glyphs", "--set", "method=[1]"], "Bad value for method"),
+        (["run", "glyphs", "--set", "arrivals=5"], "arrivals needs a kind"),
+        (["run", "glyphs", "--set", "memory=3"], "Bad value for memory"),
+        (["run", "glyphs", "--set", "class_seed=-1"], "Bad value for class_seed"),
+        (["run", "glyphs", "--set", "train.epochs_scale=.inf"], "Bad value for train.epochs_scale"),
+        (["run", "glyphs", "--set", "options=3"], "Bad value for options"),
+        (["run", "glyphs", "--set", "train.first=null"], "Bad value for train.first"),
+        (["run", "glyphs", "--set", "x=2020-13-45"], "Cannot read the value of --set"),
+        (["run", "glyphs", "--set", "method=finetune", "--set", "options.a=1"], "has no fields of its own"),
+        (["run", "glyphs", "--device", "cpu:3"], "Unknown device 'cpu:3'"),
+        (["run", "glyphs", "--out", "/dev/null/x", "--set", "arrivals.sizes=[1]"], "/dev/null/x"),
+        (["run", "glyphs", "--import", "absent.py"], "There is no file 'absent.py' to import methods from"),
+        (["demo", "--set", "robust=true"], "The demo sets robust itself"),
         (["demo", "--method", "icral"], "Unknown method 'icral': did you mean 'icarl'?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

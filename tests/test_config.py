@@ -69,6 +69,21 @@ methods:
     assert resolve(str(path), {"method": "replay", "train": {"later": {"epochs": 9}}}).train.later.epochs == 9
 
 
+def test_fields_by_method_follow_the_same_rules(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    recipe = "dataset: glyphs\nbackbone: resnet8\nmethod: icarl\nmemory: {budget: 9}\n"
+    recipe += "train: {first: {epochs: 1}, later: {epochs: 1}}\n"
+    path.write_text(recipe + "methods: {icarl: {memory: {per_class: 5}, arrivals: {kind: equal, steps: 3}}}\n")
+    assert resolve(str(path)).memory.per_class == 5
+    assert resolve(str(path), {"arrivals": {"sizes": [1, 2]}}).arrivals.kind == "given"
+    path.write_text(recipe)
+    assert resolve(str(path), {"arrivals": {"trace": "x.csv", "window": 2}}).arrivals.kind == "trace"
+    for wrong in ("[1]", "{icarl: 5}"):
+        path.write_text(f"{recipe}methods: {wrong}\n")
+        with pytest.raises(InputError, match="must map methods to the fields"):
+            resolve(str(path))
+
+
 def test_a_saved_configuration_is_a_recipe(tmp_path: Path) -> None:
     config = resolve("glyphs", {"robust": True, "arrivals": {"sizes": [2, 3]}})
     (tmp_path / "config.json").write_text(config.model_dump_json())
@@ -90,6 +105,7 @@ def test_a_saved_configuration_is_a_recipe(tmp_path: Path) -> None:
         (["arrivals.sizes=[1,0]"], "Bad value for arrivals.sizes.1: Input should be greater than 0, not 0."),
         (["memory.budget=10", "memory.per_class=3"], "Bad value for memory: set exactly one of budget and per_class"),
         (["alignment=diva"], "Bad value for alignment: Input should be 'auto', 'none', 'wa' or 'diwa', not 'diva'."),
+        (["arrivals.trace=5"], "Bad value for arrivals.trace"),
         (["method"], "Cannot read --set 'method': write it as key=value"),
         (["train=5"], "Bad value for train:"),
         (["train=5", "train.batch=3"], "another --set made a plain value"),

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from ffcil.arrivals import given
+from ffcil.checkpoint import load_state, save_state
 from ffcil.config import RunConfig, resolve
 from ffcil.data.image_set import ImageSet
 from ffcil.data.sources import CIFAR100_AUGMENTATION
 from ffcil.losses import class_wise_mean
 from ffcil.methods.learner import Learner, build_learner
 from ffcil.stream import Stream
-from ffcil.training import Engine
+from ffcil.training import Engine, Progress
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -49,6 +52,28 @@ def test_a_captured_step_trains_as_an_eager_one(method: str) -> None:
     assert losses == pytest.approx(expected, rel=1e-5)
     for name, tensor in eager.state_dict().items():
         torch.testing.assert_close(captured.state_dict()[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_a_step_is_taken_up_again_in_the_middle(tmp_path: Path) -> None:
+    """Through a checkpoint on disk, with the fused optimiser and channels-last weights."""
+    settings = config(graph=True)
+    engine, stream = Engine.create("cuda", settings.train), make_stream()
+    learner = build_learner(settings, CIFAR100_AUGMENTATION, engine)
+    first, second = stream.to(engine.device)
+    learner.learn(first)
+
+    def save(progress: Progress) -> None:
+        if progress.epoch == 1:
+            save_state(tmp_path / "x", {"learner": learner.state(), "progress": vars(progress)})
+
+    whole = learner.learn(second, None, save)
+    again = build_learner(settings, CIFAR100_AUGMENTATION, engine)
+    again.begin(first)
+    again.begin(second)
+    state = load_state(tmp_path / "x")
+    again.restore(state["learner"])
+    part = again.learn(second, Progress(**state["progress"]))
+    assert part["loss"] == pytest.approx(whole["loss"], rel=0.05)
 
 
 def test_the_gpu_trains_as_the_cpu() -> None:

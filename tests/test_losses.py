@@ -89,6 +89,19 @@ def test_a_mask_that_leaves_nothing_gives_zero_and_finite_gradients() -> None:
     assert losses.grad.isfinite().all()
 
 
+def test_a_masked_loss_may_be_infinite() -> None:
+    losses, targets, mask = torch.tensor([1.0, torch.inf, 3.0]), torch.tensor([0, 0, 1]), torch.tensor([1.0, 0, 1])
+    assert class_wise_mean(losses, targets, mask).item() == pytest.approx(2.0)
+    assert mean(losses, targets, mask).item() == pytest.approx(2.0)
+
+
+def test_large_batches_and_half_precision_are_exact() -> None:
+    targets = torch.cat([torch.zeros(19_000), torch.ones(1000)]).long()
+    losses = torch.where(targets == 0, 1.0, 2.0)
+    assert class_wise_mean(losses, targets).item() == pytest.approx(1.5)
+    assert class_wise_mean(losses.bfloat16(), targets).item() == pytest.approx(1.5)
+
+
 def test_distillation_has_the_gradient_of_the_kl_divergence() -> None:
     generator = torch.Generator().manual_seed(1)
     student = torch.randn(6, 4, generator=generator, dtype=torch.float64, requires_grad=True)

@@ -75,6 +75,27 @@ def test_predicting_changes_nothing(make_learner: Make, method: str) -> None:
         assert torch.equal(tensor, before["modules"][name]), name
 
 
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_logits_may_be_asked_for_at_any_time(make_learner: Make, method: str) -> None:
+    learner = make_learner(method=method)
+    learner.learn(next(iter(small_stream([3]))))
+    before = copy.deepcopy(learner.state_dict())
+    learner.logits(torch.randn(4, 3, 16, 16))
+    for name, tensor in learner.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_the_upper_bound_is_not_aligned(make_learner: Make) -> None:
+    learner = make_learner(method="joint", robust=True)
+    assert [learner.learn(increment)["alignment"] for increment in small_stream([2, 2])] == [None, None]
+
+
+def test_a_budget_below_one_exemplar_a_class(make_learner: Make) -> None:
+    learner = make_learner(method="replay", memory={"budget": 3})
+    with pytest.raises(InputError, match="less than one exemplar for each of 4 classes"):
+        learner.learn(small_stream([4])[0])
+
+
 def test_the_teacher_is_the_network_of_the_step_before(make_learner: Make) -> None:
     learner = make_learner(method="icarl")
     assert isinstance(learner, ICaRL)

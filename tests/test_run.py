@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import small_config
+from conftest import small_config, write_colours
 from ffcil.config import RunConfig
 from ffcil.errors import InputError
 from ffcil.progress import Silent
+from ffcil.report import load_run
 from ffcil.run import Run
 
 TIMING = ("seconds", "images_per_second")
@@ -77,7 +78,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, colours: Path) -> Path:
 
 def test_the_folder(whole: Path) -> None:
     names = {path.name for path in whole.iterdir()} - {".lock"}
-    files = {"config.json", "arrivals.json", "records.jsonl", "summary.json", "environment.json", "done"}
+    files = {"config.json", "arrivals.json", "records.jsonl", "summary.json", "environment.json", "data.json", "done"}
     assert names == files | {"counts", "checkpoints"}
     lines = [json.loads(line) for line in (whole / "records.jsonl").read_text().splitlines()]
     assert [(r["step"], r["new_classes"], r["seen_classes"]) for r in lines] == [(1, 1, 1), (2, 3, 4), (3, 2, 6)]
@@ -87,7 +88,9 @@ def test_the_folder(whole: Path) -> None:
         assert set(record["seconds"]) == {"train", "memory", "evaluate"}
         assert record["images_per_second"] > 0
     assert lines[0]["old_accuracy"]["linear"] is None
-    assert json.loads((whole / "config.json").read_text()) == config().model_dump(mode="json")
+    saved = json.loads((whole / "config.json").read_text())
+    assert saved.pop("options") == {"temperature": 2.0, "distillation_weight": 1.0}  # the method's own are filled in
+    assert saved == config().model_dump(mode="json", exclude={"options"})
 
 
 def test_accuracies_come_from_the_counts(whole: Path) -> None:
@@ -141,6 +144,66 @@ def test_a_finished_run_does_nothing(whole: Path, colours: Path) -> None:
     summary = Run(config(), whole, data=colours / "not looked at", device="cpu", threads=1).execute()
     assert summary["average"] > 0
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.name != ".lock"} == before
+    Run(config(checkpoint_seconds=9), whole, device="cpu").execute()  # not a matter of the results
+
+
+def test_a_mistake_does_not_claim_the_folder(tmp_path: Path, colours: Path) -> None:
+    for wrong in ({"memory": {"budget": 2}}, {"arrivals": {"sizes": [9]}}, {"backbone": "resnet33"}):
+        with pytest.raises(InputError):
+            Run(config(**wrong), tmp_path / "run", data=colours, device="cpu", threads=1).execute()
+    assert not (tmp_path / "run").exists()
+    Run(config(arrivals={"sizes": [2]}), tmp_path / "run", data=colours, device="cpu", threads=1).execute()
+
+
+def test_other_images_under_a_run_that_was_begun(tmp_path: Path, colours: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Run(config(), tmp_path / "run", data=colours, device="cpu", threads=1, listener=Bomb(epochs=8)).execute()
+    other = write_colours(tmp_path / "other", images=11)
+    with pytest.raises(InputError, match="was begun with other images"):
+        Run(config(), tmp_path / "run", data=other, device="cpu", threads=1).execute()
+    with pytest.raises(InputError, match=r"was begun with 1 thread\(s\): leave --threads out"):
+        Run(config(), tmp_path / "run", data=colours, device="cpu", threads=2).execute()
+
+
+def test_a_trace_that_changed_under_a_run(tmp_path: Path, colours: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("class,time\n" + "".join(f"colour {k},{k}\n" for k in range(6)))
+    settings = config(arrivals={"trace": str(trace), "window": 2})
+    with pytest.raises(KeyboardInterrupt):
+        Run(settings, tmp_path / "run", data=colours, device="cpu", threads=1, listener=Bomb(epochs=8)).execute()
+    lines = (tmp_path / "run" / "records.jsonl").read_text().splitlines()
+    assert json.loads(lines[0])["new_labels"] == ["colour 0", "colour 1"]
+    trace.write_text("class,time\n" + "".join(f"colour {k},{-k}\n" for k in range(6)))
+    with pytest.raises(InputError, match="its trace has changed"):
+        Run(settings, tmp_path / "run", data=colours, device="cpu", threads=1).execute()
+
+
+@pytest.mark.parametrize("name", ["config.json", "data.json", "checkpoints"])
+def test_a_damaged_folder_is_named(tmp_path: Path, colours: Path, name: str) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Run(config(), tmp_path, data=colours, device="cpu", threads=1, listener=Bomb(epochs=8)).execute()
+    path = tmp_path / name
+    path = next(path.iterdir()) if path.is_dir() else path
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(InputError, match="is damaged"):
+        Run(config(), tmp_path, data=colours, device="cpu", threads=1).execute()
+
+
+def test_drafts_of_a_killed_process_go(tmp_path: Path, colours: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / ".step-0001-epoch-00001.safetensors.draft").write_bytes(b"half")
+    Run(config(arrivals={"sizes": [1]}), tmp_path, data=colours, device="cpu", threads=1).execute()
+    assert not list(tmp_path.rglob("*.draft"))
+
+
+def test_names_with_odd_characters(tmp_path: Path) -> None:
+    root = write_colours(tmp_path / "data", classes=2)
+    (root / "colour 1").rename(root / "line\u2028separator [b]")
+    settings = config(arrivals={"sizes": [1, 1]})
+    with pytest.raises(KeyboardInterrupt):
+        Run(settings, tmp_path / "run", data=root, device="cpu", threads=1, listener=Bomb(epochs=9)).execute()
+    Run(settings, tmp_path / "run", data=root, device="cpu", threads=1).execute()
+    assert len(load_run(tmp_path / "run").records) == 2
 
 
 def test_another_configuration_in_the_same_folder(whole: Path) -> None:
@@ -161,7 +224,7 @@ def test_a_full_disk_breaks_nothing(
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", fills_up)
-    with pytest.raises(InputError, match="is full: free some space and run the same command again"):
+    with pytest.raises(InputError, match=r"The disk is full .*free some space, then the same command continues"):
         Run(config(), tmp_path, data=colours, device="cpu", threads=1).execute()
     monkeypatch.undo()
     Run(config(), tmp_path, data=colours, device="cpu", threads=1).execute()

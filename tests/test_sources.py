@@ -61,6 +61,21 @@ def test_train_and_test_folders(tmp_path: Path) -> None:
         load_dataset("folder", tmp_path)
 
 
+def test_val_is_a_test_folder_and_half_a_split_is_an_error(tmp_path: Path) -> None:
+    tree(tmp_path / "train", 2, 4)
+    with pytest.raises(InputError, match="has only one of train/ and test/"):
+        load_dataset("folder", tmp_path)
+    tree(tmp_path / "val", 2, 3)
+    assert len(load_dataset("folder", str(tmp_path)).test) == 6
+
+
+def test_a_dangling_link_is_named(tmp_path: Path) -> None:
+    tree(tmp_path, 1, 2)
+    (tmp_path / "class 0" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    with pytest.raises(InputError, match=r"gone\.png"):
+        load_dataset("folder", tmp_path)
+
+
 def test_a_class_of_one_image_is_for_training(tmp_path: Path) -> None:
     tree(tmp_path, 2, 5)
     write_image(tmp_path / "rare" / "only.png", (1, 2, 3))

@@ -69,3 +69,18 @@ def test_a_trace_gives_the_class_order(tmp_path: object) -> None:
     path.write_text("class,first_seen\nclass 9,2026-01-01\n")
     with pytest.raises(InputError, match="'class 9'"):
         Stream(labelled([1, 2, 3]), labelled([1, 1, 1]), from_trace(path, "7d"))
+
+
+def test_images_of_no_class_stay_out() -> None:
+    """A stream over part of another stream's classes, whose other images are labelled -1."""
+    images = labelled([2, 2, 2])
+    first = Stream(images, images, given([2]), None)
+    again = Stream(first.train, first.test, given([1, 1]), None)
+    assert sorted(again.train.labels.tolist()) == [-1, -1, 0, 0, 1, 1]
+    assert again.train.counts().tolist() == [2, 2]
+
+
+def test_training_and_test_classes_must_agree() -> None:
+    one, other = labelled([1, 1]), labelled([1, 1])
+    with pytest.raises(InputError, match="name different classes"):
+        Stream(one, ImageSet(other.images, other.labels, ("b", "a")), given([2]), None)

@@ -24,17 +24,23 @@ _HOME = {
     "diwa": "ffcil.alignment",
     "Learner": "ffcil.methods",
     "register": "ffcil.methods",
+    "build_learner": "ffcil.methods.learner",
+    "Engine": "ffcil.training",
+    "evaluate": "ffcil.run",
     "RunConfig": "ffcil.config",
     "resolve": "ffcil.config",
     "Run": "ffcil.run",
     "InputError": "ffcil.errors",
 }
+_MODULES = ("alignment", "arrivals", "losses", "memory", "methods", "metrics", "report")
 __all__ = ["__version__", *_HOME]
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"ffcil.{name}")
     raise AttributeError(f"module 'ffcil' has no attribute {name!r}")
 
 

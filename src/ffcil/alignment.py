@@ -30,6 +30,8 @@ class Alignment:
 
 def intervention(new_classes: int, eta_min: float = 0.1, tau: float = 5.0) -> float:
     """DIWA's eta for a step of `new_classes` classes, paper eq. (12): eta_min for one class, towards 1 for many."""
+    if not 0 <= eta_min <= 1 or tau <= 0:
+        raise ValueError(f"eta_min must lie in [0, 1] and tau above 0, not {eta_min} and {tau}")
     return 1.0 - (1.0 - eta_min) * math.exp(-(new_classes - 1) / tau)
 
 
@@ -51,6 +53,8 @@ def weight_alignment(weight: Tensor, old_classes: int, eta: float = 1.0) -> Alig
     Returns:
         What was done; None in the first step, or when nothing is new: there is nothing to align.
     """
+    if not 0 <= old_classes <= len(weight) or not 0 <= eta <= 1:
+        raise ValueError(f"old_classes={old_classes} of {len(weight)} rows with eta={eta} cannot be")
     if old_classes == 0 or old_classes == len(weight):
         return None
     old_norm, new_norm = row_norms(weight, old_classes)

@@ -12,16 +12,18 @@ import re
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
+
+from ffcil.errors import InputError
 
 _NAME = re.compile(r"step-(\d+)-epoch-(\d+)\.safetensors")
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write under a temporary name, bring it to the disk, then rename: `path` is whole or absent, never half."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = path.with_name(f".{path.name}.draft")
     try:
         with draft.open("wb") as file:
             file.write(content)
@@ -30,6 +32,12 @@ def write_whole(path: Path, content: bytes) -> None:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def remove_drafts(folder: Path) -> None:
+    """What processes that were killed while writing left behind."""
+    for draft in folder.rglob(".*.draft"):
+        draft.unlink()
 
 
 def _flatten(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
@@ -64,10 +72,12 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
 
 def load_state(path: Path) -> dict[str, Any]:
     """What `save_state` wrote, on the CPU."""
-    with safe_open(path, framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-        state = _unflatten(json.loads(file.metadata()["skeleton"]), tensors)
-    assert isinstance(state, dict)
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+            state: dict[str, Any] = _unflatten(json.loads(file.metadata()["skeleton"]), tensors)
+    except (SafetensorError, TypeError, KeyError, json.JSONDecodeError) as error:
+        raise InputError(f"Checkpoint {path} is damaged ({error}): remove the run's folder and start again.") from error
     return state
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ffcil import __version__
-from ffcil.errors import InputError
+from ffcil.errors import InputError, unknown
 
 app = typer.Typer(
     name="ffcil",
@@ -25,6 +27,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard out
 Data = Annotated[
     Path | None,
     typer.Option("--data", help="Folder that holds the data set's files (default: $FFCIL_DATA or the cache)."),
+]
+Imports = Annotated[
+    list[str] | None, typer.Option("--import", metavar="FILE", help="Python file that registers methods of your own.")
 ]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda (default: cuda where there is one).")]
 
@@ -50,8 +55,8 @@ def _print_json(value: Any) -> None:
 
 @app.command()
 def arrivals(
-    classes: Annotated[int, typer.Option(help="Classes in all.")] = 100,
-    steps: Annotated[int, typer.Option(help="Steps.")] = 10,
+    classes: Annotated[int | None, typer.Option(help="Classes in all (default: 100).")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps (default: 10).")] = None,
     kind: Annotated[
         str | None,
         typer.Option(help="free-flow, equal, half, given or trace (default: what the other options imply)."),
@@ -77,9 +82,9 @@ def arrivals(
 ) -> None:
     """Draw a class-arrival schedule: how many new classes each step brings."""
     from ffcil import arrivals as schedules
-    from ffcil.errors import unknown
 
-    kind = kind or ("given" if sizes else "trace" if trace else "free-flow")
+    kind = _kind(kind, sizes, trace, classes, steps)
+    classes, steps = 100 if classes is None else classes, 10 if steps is None else steps
     if kind == "equal":
         made = schedules.equal(classes, steps)
     elif kind == "half":
@@ -88,12 +93,10 @@ def arrivals(
         made = schedules.free_flow(classes, steps, smallest, largest, alpha, order or "jumbled", seed)
     elif kind == "given":
         made = schedules.given(_sizes(sizes), order or "given", seed)
-    elif kind == "trace":
+    else:
         if trace is None:
             raise InputError("Arrivals from a trace need its file: add --trace FILE.csv.")
         made = schedules.from_trace(trace, window)
-    else:
-        raise unknown("kind of arrivals", kind, ["free-flow", "equal", "half", "given", "trace"])
     if plot is not None:
         from ffcil.report.figures import plot_arrivals
 
@@ -104,6 +107,27 @@ def arrivals(
     else:
         encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
         print(made.draw(ascii=not encoding.startswith("utf")))
+
+
+def _kind(kind: str | None, sizes: str | None, trace: Path | None, classes: int | None, steps: int | None) -> str:
+    """The kind that was named, or that the other options imply; options that contradict it are an error."""
+    implied = "given" if sizes is not None else "trace" if trace is not None else None
+    named = kind or implied or "free-flow"
+    if named not in (kinds := ("free-flow", "equal", "half", "given", "trace")):
+        raise unknown("kind of arrivals", named, kinds)
+    clash = [
+        option
+        for option, there, fits in [
+            ("--sizes", sizes is not None, named == "given"),
+            ("--trace", trace is not None, named == "trace"),
+            ("--classes", classes is not None, named not in ("given", "trace")),
+            ("--steps", steps is not None, named not in ("given", "trace")),
+        ]
+        if there and not fits
+    ]
+    if clash:
+        raise InputError(f"{clash[0]} has no meaning for arrivals of kind {named!r}: drop it, or change --kind.")
+    return named
 
 
 def _sizes(text: str | None) -> list[int]:
@@ -133,6 +157,7 @@ def run(
     data: Data = None,
     device: Device = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads (default: all cores).", min=1)] = None,
+    imports: Imports = None,
     as_json: AsJson = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")] = False,
 ) -> None:
@@ -140,23 +165,26 @@ def run(
     from ffcil.config import parse_assignments, resolve
 
     config = resolve(recipe, parse_assignments(assignments or []))
-    if dry_run:
-        _print_json(config.model_dump(mode="json"))
-        return
     from rich.console import Console
 
     from ffcil.progress import Shown
     from ffcil.run import Run
 
-    listener = Shown(Console(stderr=True))
-    summary = Run(config, out, data=data, device=device, threads=threads, listener=listener).execute()
+    _import_methods(imports)
+    made = Run(config, out, data=data, device=device, threads=threads, listener=Shown(Console(stderr=True)))
+    if dry_run:
+        _print_json(made.config.model_dump(mode="json"))
+        return
+    with _stoppable():
+        summary = made.execute()
     if as_json:
         _print_json(summary)
         return
     for name, numbers in summary["classifiers"].items():
-        forgotten = "" if numbers["forgetting"] is None else f", forgetting {numbers['forgetting']:.2f}"
         scored = " (scored)" if name == summary["scored"] else ""
-        print(f"{name}{scored}: average {numbers['average']:.2f} %, last {numbers['last']:.2f} %{forgotten}")
+        named = {"average": numbers["average"], "last": numbers["last"], "forgetting": numbers["forgetting"]}
+        figures = ", ".join(f"{key} {value:.2f} %" for key, value in named.items() if value is not None)
+        print(f"{name}{scored}: {figures or 'no test images'}")
     print(f"{summary['folder']}  {summary['seconds']:.1f} s, {summary['images_per_second']:,.0f} images/s")
 
 
@@ -176,14 +204,16 @@ def demo(
     from ffcil.config import parse_assignments
     from ffcil.demo import run_demo
 
-    run_demo(method, seeds, out, parse_assignments(assignments or []), jobs)
+    with _stoppable():
+        run_demo(method, seeds, out, parse_assignments(assignments or []), jobs)
 
 
 @app.command()
-def methods(as_json: AsJson = False) -> None:
+def methods(as_json: AsJson = False, imports: Imports = None) -> None:
     """List the methods and their own fields."""
     from ffcil.listing import method_table, methods_as_json
 
+    _import_methods(imports)
     if as_json:
         _print_json(methods_as_json())
     else:
@@ -219,13 +249,30 @@ def _print_table(table: Any) -> None:
     Console().print(table)
 
 
+def _import_methods(files: list[str] | None) -> None:
+    from ffcil.methods import load_methods
+
+    for file in files or []:
+        load_methods(file)
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Ctrl-C ends a command with a sentence and status 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("ffcil: stopped; the same command continues from here.", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
 def main() -> None:
-    """Entry point: bad input is one sentence and status 2, Ctrl-C is status 130, neither has a traceback."""
+    """Entry point: bad input, and files that cannot be read or written, are one sentence and status 2, no traceback."""
     try:
         app()
     except InputError as error:
         print(f"ffcil: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        print("ffcil: stopped; the same command continues from here.", file=sys.stderr)
-        raise SystemExit(130) from None
+    except OSError as error:
+        print(f"ffcil: {error.filename or 'A file'}: {error.strerror or error}.", file=sys.stderr)
+        raise SystemExit(2) from None

@@ -15,12 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError,
 from ffcil.errors import InputError, unknown
 
 Order = Literal["jumbled", "ascending", "descending"]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class Settings(BaseModel):
     """Base of every configuration: frozen, and a field that does not exist is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class DrawnArrivals(Settings):
@@ -66,7 +67,8 @@ class TraceArrivals(Settings):
 
     kind: Literal["trace"] = "trace"
     trace: str
-    window: str
+    window: str = Field("1d", coerce_numbers_to_str=True)
+    """12h, 7d, or a number in the trace's own units"""
 
 
 ArrivalsSettings = Annotated[
@@ -108,12 +110,17 @@ class TrainSettings(Settings):
     """capture a training step as one CUDA graph (a GPU only)"""
     compile: bool = True
     """torch.compile of the backbone (a GPU only)"""
-    epochs_scale: float = Field(1.0, gt=0)
+    epochs_scale: float = Field(1.0, gt=0, le=1000)
     """multiplies epochs and milestones of both phases: 0.1 for a quick look at a published schedule"""
     first: Phase
     """the first step"""
     later: Phase
     """every step after it"""
+
+    def scaled(self) -> TrainSettings:
+        """With `epochs_scale` carried out."""
+        first, later = (phase.scaled(self.epochs_scale) for phase in (self.first, self.later))
+        return self.model_copy(update={"epochs_scale": 1.0, "first": first, "later": later})
 
 
 class MemorySettings(Settings):
@@ -149,11 +156,11 @@ class RunConfig(Settings):
     """of the head after a step; auto: diwa where robust, else the method's own"""
     diwa: DiwaSettings = DiwaSettings()
     arrivals: ArrivalsSettings
-    class_seed: int | None = 0
+    class_seed: Seed | None = 0
     """of the class permutation; null: the data set's own order"""
-    arrival_seed: int = 0
+    arrival_seed: Seed = 0
     """of the spectrum and its order"""
-    train_seed: int = 0
+    train_seed: Seed = 0
     """of initialisation, batches and augmentation"""
     backbone: str
     image_size: PositiveInt | None = None
@@ -162,13 +169,17 @@ class RunConfig(Settings):
     train: TrainSettings
     options: dict[str, Any] = {}
     """the method's own fields: `ffcil methods` lists them"""
-    evaluate_batch: PositiveInt = 1000
+    evaluate_batch: int = Field(1000, gt=0, le=1_000_000)
     checkpoint_seconds: float = Field(30.0, ge=0)
     """write a checkpoint at the first epoch's end after this many seconds; 0: after every epoch"""
 
+    def content(self) -> dict[str, Any]:
+        """The fields that a run's records depend on, as JSON values."""
+        return self.model_dump(mode="json", exclude={"checkpoint_seconds"})
+
     def identity(self) -> str:
-        """A hash of all fields: the name of the run's folder."""
-        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        """A hash of the content: the name of the run's folder."""
+        canonical = json.dumps(self.content(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 
@@ -186,14 +197,14 @@ def load_recipe(name: str) -> dict[str, Any]:
             raise InputError(
                 f"There is no recipe file {name!r}: name an existing file or one of: {', '.join(recipe_names())}."
             )
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes().decode("utf-8", errors="replace")
     elif name in recipe_names():
         text = (resources.files("ffcil.recipes") / f"{name}.yaml").read_text(encoding="utf-8")
     else:
         raise unknown("recipe", name, recipe_names())
     try:
         recipe = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise InputError(f"Recipe {name!r} is not YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(recipe, dict):
         raise InputError(f"Recipe {name!r} must be a YAML mapping of fields, not {type(recipe).__name__}.")
@@ -209,7 +220,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
             raise InputError(f"Cannot read --set {assignment!r}: write it as key=value, for example train_seed=1.")
         try:
             value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError) as error:
             raise InputError(f"Cannot read the value of --set {assignment!r}: quote it as YAML.") from error
         *parents, leaf = key.strip().split(".")
         place = nested
@@ -233,19 +244,34 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merge_arrivals(base: Any, over: Any) -> Any:
-    """Fields of another kind than the one asked for are dropped from the recipe's arrivals, not from the user's."""
-    if not isinstance(over, Mapping) or not isinstance(base, Mapping):
+    """Fields of another kind than the one asked for are dropped from `base`, not from `over`."""
+    if not isinstance(over, Mapping):
         return over
+    base = base if isinstance(base, Mapping) else {}
     kind = over.get("kind")
     if kind is None:  # sizes or a trace say by themselves what they are
         kind = "given" if "sizes" in over else "trace" if "trace" in over else base.get("kind")
-    if kind not in ARRIVALS:
+    if kind != base.get("kind"):
+        fields = _kind_of_arrivals(kind).model_fields
+        # given sizes come as given, whatever the order of a spectrum was
+        base = {key: value for key, value in base.items() if key in fields and not (kind == "given" and key == "order")}
+    return {**base, **over, "kind": kind}
+
+
+def lay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration's fields with those of `over` laid on top."""
+    merged = merge(base, over)
+    if "arrivals" in over:
+        merged["arrivals"] = _merge_arrivals(base.get("arrivals"), over["arrivals"])
+    if "memory" in over:  # naming one of budget and per_class unsets the other
+        merged["memory"] = over["memory"]
+    return merged
+
+
+def _kind_of_arrivals(kind: Any) -> type[Settings]:
+    if not isinstance(kind, str) or kind not in ARRIVALS:
         raise unknown("kind of arrivals", str(kind), ARRIVALS)
-    fields = ARRIVALS[kind].model_fields
-    kept = {key: value for key, value in base.items() if key in fields} if kind != base.get("kind") else dict(base)
-    if "sizes" in fields and kind != base.get("kind"):
-        kept.pop("order", None)  # given sizes come as given
-    return {**kept, **over, "kind": kind}
+    return ARRIVALS[kind]
 
 
 def _check_names(settings: Mapping[str, Any], model: type[BaseModel], prefix: str = "") -> None:
@@ -258,22 +284,26 @@ def _check_names(settings: Mapping[str, Any], model: type[BaseModel], prefix: st
 
 
 def _check_arrivals(arrivals: Any) -> None:
-    kind = arrivals.get("kind") if isinstance(arrivals, Mapping) else None
-    if kind not in ARRIVALS:
+    if not isinstance(arrivals, Mapping) or arrivals.get("kind") is None:
         raise InputError(f"arrivals needs a kind: one of {', '.join(ARRIVALS)}.")
+    kind = arrivals["kind"]
+    fields = _kind_of_arrivals(kind).model_fields
     for key in arrivals:
-        if key not in ARRIVALS[kind].model_fields:
+        if key not in fields:
             others = [name for name, model in ARRIVALS.items() if key in model.model_fields]
             if others:
                 raise InputError(
                     f"arrivals.{key} has no meaning for kind {kind!r}: set arrivals.kind={others[0]}, or drop it."
                 )
-            raise unknown("field", f"arrivals.{key}", [f"arrivals.{name}" for name in ARRIVALS[kind].model_fields])
+            raise unknown("field", f"arrivals.{key}", [f"arrivals.{name}" for name in fields])
 
 
 def _sentence(error: ValidationError) -> str:
     first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"] if part not in ARRIVALS)
+    parts = list(first["loc"])
+    if parts[:1] == ["arrivals"]:
+        del parts[1:2]  # the kind, which pydantic puts there
+    place = ".".join(map(str, parts))
     message = first["msg"].removeprefix("Value error, ").removesuffix(".")
     given = "" if isinstance(first["input"], Mapping | BaseModel) else f", not {first['input']!r}"
     return f"Bad value for {place or 'the configuration'}: {message}{given}."
@@ -302,12 +332,11 @@ def resolve(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfi
 
     A recipe may hold a mapping `methods` from a method's name to the fields in which it differs.
     """
-    base = load_recipe(recipe)
-    over = dict(overrides or {})
-    by_method = base.pop("methods", {})
+    base, over = load_recipe(recipe), dict(overrides or {})
+    by_method = base.pop("methods", None) or {}
     method = over.get("method", base.get("method"))
-    base = merge(base, by_method.get(method, {}))
-    arrivals = _merge_arrivals(base.get("arrivals"), over.pop("arrivals", base.get("arrivals")))
-    if isinstance(over.get("memory"), Mapping):  # naming one of budget and per_class unsets the other
-        base["memory"] = {}
-    return build_config({**merge(base, over), "arrivals": arrivals})
+    if not isinstance(by_method, Mapping) or not all(isinstance(fields, Mapping) for fields in by_method.values()):
+        raise InputError(f"`methods` in recipe {recipe!r} must map methods to the fields in which they differ.")
+    if isinstance(method, str):
+        base = lay(base, by_method.get(method, {}))
+    return build_config(lay(base, over))

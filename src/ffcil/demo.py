@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from ffcil.config import RunConfig, merge, resolve
+from ffcil.errors import InputError
 from ffcil.progress import accuracies
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -26,6 +27,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def demo_configs(method: str, seeds: int, overrides: Mapping[str, Any]) -> dict[str, RunConfig]:
     """Configurations by name. The settings of a seed share class permutation, spectrum and initialisation."""
+    fixed = {"method", "robust", "dataset", "class_seed", "arrival_seed", "train_seed"} & overrides.keys()
+    if isinstance(overrides.get("arrivals"), Mapping):
+        fixed |= {f"arrivals.{key}" for key in ("kind", "sizes", "trace") if key in overrides["arrivals"]}
+    if fixed:
+        raise InputError(f"The demo sets {sorted(fixed)[0]} itself: use --method or --seeds, or `ffcil run`.")
     return {
         f"{setting} seed {seed}": resolve(
             "glyphs",
@@ -52,9 +58,13 @@ class _Watch:
         self.console, self.folders = console, folders
         self.seen = dict.fromkeys(folders, 0)
         self.bars = Progress(
-            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn(),
-            console=console, disable=not console.is_terminal,
-        )  # fmt: skip
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
         self.tasks: dict[str, TaskID] = {}
 
     def look(self) -> None:
@@ -63,9 +73,7 @@ class _Watch:
             if not records.exists() or not schedule.exists():
                 continue
             steps = len(json.loads(schedule.read_text(encoding="utf-8"))["sizes"])
-            whole = [
-                line for line in records.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")
-            ]
+            whole = records.read_text(encoding="utf-8").split("\n")[:-1]
             for line in whole[self.seen[name] :]:
                 self._tell(name, json.loads(line), steps)
             self.seen[name] = len(whole)
@@ -73,7 +81,7 @@ class _Watch:
     def _tell(self, name: str, record: Mapping[str, Any], steps: int) -> None:
         note = f"step {record['step']}/{steps}, {record['seen_classes']} classes, {accuracies(record)}"
         if not self.console.is_terminal:
-            self.console.print(f"{name}: {note}", highlight=False, soft_wrap=True)
+            self.console.print(f"{name}: {note}", highlight=False, soft_wrap=True, markup=False)
             return
         if name not in self.tasks:
             self.tasks[name] = self.bars.add_task(name, total=steps, note=note)
@@ -117,6 +125,7 @@ def run_demo(method: str, seeds: int, out: Path, overrides: Mapping[str, Any], j
         f"{method} on glyphs: {' and '.join(SETTINGS)}, {seeds} seed(s) each, in {out}/\n"
         "Equ.T: equal steps; FF.org: free-flow steps, the original method; FF.ours: the same with the framework.",
         highlight=False,
+        markup=False,
     )
     load_dataset("glyphs")  # drawn once, before the runs share it
     _run_all(configs, folders, jobs or os.cpu_count() or 1, console)
@@ -125,5 +134,8 @@ def run_demo(method: str, seeds: int, out: Path, overrides: Mapping[str, Any], j
     page = out / "report.html"
     write_page(runs, page, title=f"ffcil demo: {runs[0].method_name} under free flow")
     console.print(
-        f"Open {page.resolve().as_uri()}  ({time.perf_counter() - start:.0f} s)", soft_wrap=True, highlight=False
+        f"Open {page.resolve().as_uri()}  ({time.perf_counter() - start:.0f} s)",
+        soft_wrap=True,
+        highlight=False,
+        markup=False,
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.markup import escape
 from rich.table import Table
 
 from ffcil import __version__
@@ -76,7 +77,11 @@ def dataset_table(data: Path | None = None) -> Table:
     for row in datasets_as_json(data):
         size = str(row["image_size"] or "any")
         table.add_row(
-            row["name"], row["about"], str(row["classes"] or "any"), size, "yes" if row["found"] else row["missing"]
+            row["name"],
+            row["about"],
+            str(row["classes"] or "any"),
+            size,
+            "yes" if row["found"] else escape(row["missing"]),
         )
     return table
 
@@ -85,7 +90,8 @@ def diagnosis(data: Path | None = None) -> dict[str, Any]:
     """Facts about this machine and advice on what is missing."""
     gpus = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
     free = shutil.disk_usage(_existing(cache_folder())).free
-    advice = [row["missing"] for row in datasets_as_json(data) if row["missing"]]
+    rows = datasets_as_json(data)
+    advice = [row["missing"] for row in rows if row["missing"] and (row["name"] != "folder" or data)]
     if not gpus:
         built = torch.version.cuda
         why = (
@@ -107,7 +113,7 @@ def diagnosis(data: Path | None = None) -> dict[str, Any]:
         },
         "cache": str(cache_folder()),
         "data": str(data or data_folder()),
-        "data_found": {row["name"]: row["found"] for row in datasets_as_json(data)},
+        "data_found": {row["name"]: row["found"] for row in rows},
         "advice": advice,
     }
 
@@ -124,9 +130,9 @@ def diagnosis_table(found: dict[str, Any]) -> Table:
     table.add_row("versions", "\n".join(f"{name} {version}" for name, version in versions.items()))
     gpus = "\n".join(found["devices"]["cuda"]) or "no GPU"
     table.add_row("devices", f"{gpus}\nCPU, {found['devices']['cpu_threads']} thread(s)")
-    table.add_row("folders", f"cache {found['cache']}\ndata {found['data']}")
+    table.add_row("folders", escape(f"cache {found['cache']}\ndata {found['data']}"))
     table.add_row(
         "data", "\n".join(f"{name}: {'found' if ok else 'not found'}" for name, ok in found["data_found"].items())
     )
-    table.add_row("to do", "\n".join(f"- {advice}" for advice in found["advice"]) or "nothing: all is there")
+    table.add_row("to do", escape("\n".join(f"- {advice}" for advice in found["advice"])) or "nothing: all is there")
     return table

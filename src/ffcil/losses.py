@@ -24,8 +24,8 @@ def mean(per_sample: Tensor, targets: Tensor, weights: Tensor | None = None) -> 
     """The ordinary mean over samples, paper eq. (4); with `weights` the weighted mean (0 where all weights are 0)."""
     if weights is None:
         return per_sample.mean()
-    weights = weights.to(per_sample.dtype)
-    return (weights * per_sample).sum() / weights.sum().clamp_min(torch.finfo(per_sample.dtype).tiny)
+    losses, weights = _masked(per_sample, weights)
+    return (weights * losses).sum() / weights.sum().clamp_min(torch.finfo(losses.dtype).tiny)
 
 
 def class_wise_mean(per_sample: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -40,13 +40,21 @@ def class_wise_mean(per_sample: Tensor, targets: Tensor, weights: Tensor | None 
         targets: classes, int [B]; any values
         weights: non-negative, [B]
     """
-    weights = torch.ones_like(per_sample) if weights is None else weights.to(per_sample.dtype)
-    # Comparing all pairs [B, B] needs no number of classes, no atomics (so it is deterministic) and no host sync,
-    # as `bincount` on a GPU would; at B = 256 it is 65k bytes.
-    same = targets.unsqueeze(0) == targets.unsqueeze(1)
-    of_class = (same * weights).sum(dim=1)  # n_y of each sample, [B]
+    losses, weights = _masked(per_sample, torch.ones_like(per_sample) if weights is None else weights)
+    # Number the classes of the batch by sorting: unlike `unique` or `bincount` this waits for nothing on a GPU.
+    in_order, order = targets.sort()
+    number = torch.zeros_like(targets)
+    number[order[1:]] = (in_order[1:] != in_order[:-1]).cumsum(0)  # of each sample's class, 0, 1, ...
+    of_class = torch.zeros_like(weights).index_add(0, number, weights)[number]  # n_y of each sample
     share = weights / torch.where(of_class > 0, of_class, 1.0)  # sums to 1 within every class present
-    return (share * per_sample).sum() / share.sum().clamp_min(1.0)
+    return (share * losses).sum() / share.sum().clamp_min(1.0)
+
+
+def _masked(per_sample: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in float32 at least, for counts to be exact; a loss of weight 0 counts as 0 even where it is infinite."""
+    dtype = torch.promote_types(per_sample.dtype, torch.float32)
+    weights = weights.to(dtype)
+    return torch.where(weights > 0, per_sample.to(dtype), 0.0), weights
 
 
 REDUCTIONS: dict[str, Reduction] = {"mean": mean, "class_wise_mean": class_wise_mean}

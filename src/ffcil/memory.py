@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ffcil.errors import InputError
+
 
 def unit(features: Tensor) -> Tensor:
     """Rows of length one, [N, D]."""
@@ -59,6 +61,10 @@ class ExemplarMemory:
         if self.per_class is not None:
             return self.per_class
         assert self.budget is not None
+        if self.budget < classes:
+            raise InputError(
+                f"memory.budget={self.budget} is less than one exemplar for each of {classes} classes: raise it."
+            )
         return self.budget // classes
 
     def rows(self) -> Tensor:

@@ -43,9 +43,14 @@ class Shown:
     def __init__(self, console: Console, title: str = "") -> None:
         self.console, self.title = console, f"{title}: " if title else ""
         self.bars = Progress(
-            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeRemainingColumn(),
-            console=console, transient=True, disable=not console.is_terminal,
-        )  # fmt: skip
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
         self.task: TaskID | None = None
         self.steps = self.epochs = self.step = 0
         self.last_line = time.monotonic()
@@ -82,4 +87,4 @@ class Shown:
 
     def _line(self, text: str) -> None:
         self.last_line = time.monotonic()
-        self.console.print(f"{self.title}{text}", highlight=False, soft_wrap=True)
+        self.console.print(f"{self.title}{text}", highlight=False, soft_wrap=True, markup=False)

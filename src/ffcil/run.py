@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
+import io
 import json
 import os
-import platform
-import shlex
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,17 +19,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-import ffcil
 from ffcil import arrivals as schedules
 from ffcil import metrics
 from ffcil.arrivals import Arrivals
-from ffcil.checkpoint import checkpoints, load_state, save_checkpoint, write_whole
+from ffcil.checkpoint import checkpoints, load_state, remove_drafts, save_checkpoint, write_whole
 from ffcil.config import EqualArrivals, GivenArrivals, HalfArrivals, RunConfig, TraceArrivals
 from ffcil.data.augment import Augmentation
 from ffcil.data.sources import DataSet, load_dataset
+from ffcil.environment import describe_environment
 from ffcil.errors import InputError
+from ffcil.memory import ExemplarMemory
 from ffcil.methods import find_method
-from ffcil.methods.learner import Learner, build_learner
+from ffcil.methods.learner import Learner, build_learner, complete
 from ffcil.progress import Listener, Silent
 from ffcil.stream import Increment, Stream
 from ffcil.training import Engine, Progress
@@ -59,12 +58,12 @@ def build_arrivals(config: RunConfig, available: int) -> Arrivals:
     return schedules.free_flow(classes, s.steps, s.smallest, s.largest, s.alpha, s.order, seed)
 
 
-def default_folder(config: RunConfig) -> Path:
-    return Path("runs") / f"{config.dataset}-{config.method}-{config.identity()}"
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+def default_folder(config: RunConfig, data: Path | None) -> Path:
+    """Named by the configuration, and by where the images are where they are the user's own."""
+    place = ""
+    if config.dataset == "folder" and data is not None:
+        place = "-" + hashlib.sha256(str(data.resolve()).encode()).hexdigest()[:6]
+    return Path("runs") / f"{config.dataset}-{config.method}-{config.identity()}{place}"
 
 
 def count(true: torch.Tensor, predicted: torch.Tensor, classes: int) -> NDArray[np.int64]:
@@ -103,72 +102,108 @@ class Run:
     def __init__(
         self,
         config: RunConfig,
-        folder: Path | None = None,
+        folder: str | Path | None = None,
         *,
-        data: Path | None = None,
+        data: str | Path | None = None,
         device: str | None = None,
         threads: int | None = None,
         listener: Listener | None = None,
     ) -> None:
-        self.config = config
-        self.folder = folder or default_folder(config)
-        self.data = data
+        self.config = complete(config)  # a wrong name is answered before anything is made
+        self.data = None if data is None else Path(data)
+        self.folder = Path(folder) if folder else default_folder(self.config, self.data)
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.threads = threads
         self.listener: Listener = listener or Silent()
-        find_method(config.method)  # a wrong name is answered before anything is made
 
     # --- the folder -----------------------------------------------------------------------------------------------
 
-    def _claim(self) -> None:
-        """Write the configuration, or see that the folder holds the same one."""
-        path = self.folder / "config.json"
-        mine = self.config.model_dump(mode="json")
+    def _read(self, name: str) -> Any:
+        """A JSON file of the folder; None where it is not there."""
+        path = self.folder / name
         if not path.exists():
-            write_whole(path, _json(mine))
+            return None
+        try:
+            return json.loads(path.read_bytes())
+        except ValueError as error:
+            raise InputError(f"{path} is damaged ({error}): remove the run's folder and start again.") from error
+
+    def _write(self, name: str, value: Any) -> None:
+        write_whole(self.folder / name, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+    def _begun(self) -> bool:
+        """Whether there is anything to take up."""
+        return bool(self._records() or checkpoints(self.folder / "checkpoints"))
+
+    def _check_config(self) -> None:
+        theirs, mine = self._read("config.json"), self.config.content()
+        if theirs is None or not (self._begun() or (self.folder / "done").exists()):
             return
-        theirs = json.loads(path.read_text(encoding="utf-8"))
-        differing = sorted(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key))
-        if differing:
+        theirs.pop("checkpoint_seconds", None)  # it may change on the way
+        if differing := sorted(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key)):
             raise InputError(
                 f"{self.folder} holds a run with another configuration (it differs in {', '.join(differing)}): "
                 "choose another --out, or remove that folder."
             )
 
-    def _environment(self, engine: Engine) -> None:
-        path = self.folder / "environment.json"
-        if not path.exists():
-            write_whole(path, _json(describe_environment(engine)))
+    def _claim(self, stream: Stream, engine: Engine) -> None:
+        """Write what the run is, or see that the folder holds the same run on the same data."""
+        self._check_config()
+        now = {"arrivals.json": stream.arrivals.to_json(), "data.json": fingerprint(stream)}
+        for name, value in now.items():
+            before = self._read(name)
+            if self._begun() and before != json.loads(json.dumps(value)):
+                what = "schedule (its trace has changed)" if name == "arrivals.json" else "images"
+                raise InputError(
+                    f"The run in {self.folder} was begun with other {what}: bring them back, or choose another --out."
+                )
+            self._write(name, value)
+        self._write("config.json", self.config.model_dump(mode="json"))
+        self._write_environment(engine)
+
+    def _write_environment(self, engine: Engine) -> None:
+        """Of the first start; what is different at a later one is noted beside it."""
+        now, first = describe_environment(engine), self._read("environment.json")
+        if first is None or not self._begun():
+            self._write("environment.json", now)
+            return
+        lasting = ("ffcil", "commit", "python", "torch", "device", "precision", "graph", "compile")
+        changed = {key: now[key] for key in lasting if now[key] != first.get(key)}
+        if changed and changed not in first.setdefault("taken_up_with", []):
+            first["taken_up_with"].append(changed)
+            self._write("environment.json", first)
 
     def _fix_threads(self) -> None:
         """A CPU's sums depend on the number of threads: a run taken up again uses as many as when it began."""
-        path = self.folder / "environment.json"
-        threads = json.loads(path.read_text())["threads"] if path.exists() else self.threads
-        if threads is not None:
+        begun_with = (self._read("environment.json") or {}).get("threads") if self._begun() else None
+        if begun_with and self.threads and begun_with != self.threads:
+            raise InputError(f"The run in {self.folder} was begun with {begun_with} thread(s): leave --threads out.")
+        if threads := begun_with or self.threads:
             torch.set_num_threads(threads)
+
+    def _records(self) -> list[bytes]:
+        """Whole lines of records.jsonl."""
+        path = self.folder / "records.jsonl"
+        lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+        return [line + b"\n" for line in lines[:-1]]
 
     def _keep_records(self, finished: int) -> None:
         """Drop records of steps that the checkpoint does not know: they will be made again."""
-        path = self.folder / "records.jsonl"
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        if len(lines) != finished:
-            write_whole(path, b"".join(lines[:finished]))
+        records = self._records()
+        if len(records) < finished:
+            raise InputError(f"{self.folder} is damaged (records are missing): remove it and start again.")
+        write_whole(self.folder / "records.jsonl", b"".join(records[:finished]))
 
     def _append_record(self, record: dict[str, Any]) -> None:
-        with (self.folder / "records.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        with (self.folder / "records.jsonl").open("ab") as file:
+            file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
     def _write_counts(self, step: int, counts: Counts) -> None:
-        folder = self.folder / "counts"
-        folder.mkdir(exist_ok=True)
-        draft = folder / f".step-{step:03d}.npz"
-        with draft.open("wb") as file:
-            np.savez_compressed(file, **counts)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(folder / f"step-{step:03d}.npz")
+        content = io.BytesIO()
+        np.savez_compressed(content, **counts)  # type: ignore[arg-type]
+        write_whole(self.folder / "counts" / f"step-{step:03d}.npz", content.getvalue())
 
     def _tables(self, sizes: tuple[int, ...]) -> dict[str, metrics.CountTable]:
         by_step = [np.load(self.folder / "counts" / f"step-{k + 1:03d}.npz") for k in range(len(sizes))]
@@ -179,42 +214,41 @@ class Run:
     def execute(self) -> dict[str, Any]:
         """Run to the end and return the summary. A finished run does nothing."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with _locked(self.folder):
-                self._claim()
-                if not (self.folder / "done").exists():
-                    self._fix_threads()
-                    self._run()
-            summary = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
-            return {**summary, "folder": str(self.folder)}
+            if not (self.folder / "done").exists():
+                self._fix_threads()
+                stream, learner = self._prepare()
+                for part in ("checkpoints", "counts"):
+                    (self.folder / part).mkdir(parents=True, exist_ok=True)
+                with _locked(self.folder):
+                    remove_drafts(self.folder)
+                    self._claim(stream, learner.engine)
+                    self._run(stream, learner)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                place = error.filename or self.folder
                 raise InputError(
-                    f"The disk that holds {self.folder} is full: free some space and run the same command again; "
-                    "it continues where it was."
+                    f"The disk is full ({place}): free some space, then the same command continues."
                 ) from error
             raise
+        self._check_config()
+        summary = self._read("summary.json")
+        if summary is None:
+            raise InputError(f"{self.folder} is damaged (done, but no summary.json): remove it and start again.")
+        return {**summary, "folder": str(self.folder)}
 
-    def _prepare(self) -> tuple[Stream, Learner, Engine]:
+    def _prepare(self) -> tuple[Stream, Learner]:
+        """Everything that can be wrong is found here, before the folder is touched."""
         config = self.config
         engine = Engine.create(self.device, config.train)
         data = load_dataset(config.dataset, self.data, config.image_size)
         arrivals = build_arrivals(config, data.train.classes)
-        method = find_method(config.method)
-        budget = config.memory.budget
-        if method.uses_memory and budget is not None and budget < arrivals.classes:
-            raise InputError(
-                f"memory.budget={budget} is less than one exemplar for each of {arrivals.classes} classes: raise it."
-            )
-        stream = Stream(data.train, data.test, arrivals, config.class_seed).to(engine.device)
+        stream = Stream(data.train, data.test, arrivals, config.class_seed)
+        if find_method(config.method).uses_memory:
+            ExemplarMemory(config.memory.budget, config.memory.per_class).quota(arrivals.classes)
         learner = build_learner(config, _augmentation(config, data), engine)
-        self._environment(engine)
-        write_whole(self.folder / "arrivals.json", _json(arrivals.to_json()))
-        return stream, learner, engine
+        return stream.to(engine.device), learner
 
-    def _run(self) -> None:
-        stream, learner, _ = self._prepare()
-        (self.folder / "checkpoints").mkdir(exist_ok=True)
+    def _run(self, stream: Stream, learner: Learner) -> None:
         finished, progress = self._resume(stream, learner)
         self._keep_records(finished)
         self.listener.started(str(self.folder), len(stream), finished, progress.epoch if progress else 0)
@@ -240,16 +274,11 @@ class Run:
         return finished, progress
 
     def _save(self, learner: Learner, finished: int, progress: Progress | None) -> None:
-        state = {
-            "finished": finished,
-            "progress": vars(progress) if progress else None,
-            "learner": learner.state(),
-        }
-        step, epoch = (finished + 1, progress.epoch) if progress else (finished + 1, 0)
-        save_checkpoint(self.folder / "checkpoints", step, epoch, state)
+        state = {"finished": finished, "progress": vars(progress) if progress else None, "learner": learner.state()}
+        save_checkpoint(self.folder / "checkpoints", finished + 1, progress.epoch if progress else 0, state)
 
     def _step(self, learner: Learner, increment: Increment, progress: Progress | None) -> None:
-        new, epochs = len(increment.classes), learner.phase(increment).scaled(self.config.train.epochs_scale).epochs
+        new, epochs = len(increment.classes), learner.phase(increment).epochs
         self.listener.step_started(increment.step, new, increment.seen_now, epochs)
         saved = time.monotonic()
 
@@ -271,8 +300,7 @@ class Run:
         self.listener.step_done(record)
 
     def _conclude(self, stream: Stream, learner: Learner) -> None:
-        lines = (self.folder / "records.jsonl").read_text(encoding="utf-8").splitlines()
-        records = [json.loads(line) for line in lines]
+        records = [json.loads(line) for line in self._records()]
         classifiers = {name: metrics.summarise(t) for name, t in self._tables(stream.arrivals.sizes).items()}
         scored = learner.classifiers[0]
         seconds = {phase: sum(r["seconds"][phase] for r in records) for phase in records[0]["seconds"]}
@@ -289,8 +317,25 @@ class Run:
             "seconds_by_phase": seconds,
             "images_per_second": images / seconds["train"],
         }
-        write_whole(self.folder / "summary.json", _json(summary))
+        self._write("summary.json", summary)
         write_whole(self.folder / "done", b"")
+
+
+def fingerprint(stream: Stream) -> dict[str, Any]:
+    """What tells one set of images from another: classes, counts, labels, and a sample of the pixels."""
+    sample = hashlib.sha256()
+    for split in (stream.train, stream.test):
+        sample.update(split.labels.cpu().numpy().tobytes())
+        if len(split):
+            rows = torch.linspace(0, len(split) - 1, min(64, len(split))).long().to(split.images.device)
+            sample.update(split.images[rows].cpu().numpy().tobytes())
+    return {
+        "classes": list(stream.train.class_names),
+        "train_images": stream.train.counts().tolist(),
+        "test_images": stream.test.counts().tolist(),
+        "image_size": list(stream.train.image_size),
+        "sample": sample.hexdigest(),
+    }
 
 
 def _augmentation(config: RunConfig, data: DataSet) -> Augmentation:
@@ -317,33 +362,3 @@ def make_record(increment: Increment, counts: Counts, notes: dict[str, Any]) -> 
         },
         **notes,
     }
-
-
-def describe_environment(engine: Engine) -> dict[str, Any]:
-    """What a reader needs to judge or repeat a run."""
-    device = engine.device
-    return {
-        "ffcil": ffcil.__version__,
-        "commit": _commit(),
-        "command": shlex.join(["ffcil", *sys.argv[1:]]),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})",
-        "threads": torch.get_num_threads(),
-        "precision": engine.precision,
-        "graph": engine.graph,
-        "compile": engine.compile,
-    }
-
-
-def _commit() -> str | None:
-    """Of the checkout that ffcil runs from; None where it was installed from a package."""
-    source = Path(__file__).resolve().parents[2]
-    if not (source / ".git").exists():
-        return None
-    done = subprocess.run(
-        ["git", "-C", str(source), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or None

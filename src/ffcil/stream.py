@@ -77,6 +77,8 @@ class Stream:
             raise InputError(
                 f"The arrivals bring {arrivals.classes} classes, but the data set has {train.classes}: lower the sizes."
             )
+        if train.class_names != test.class_names:
+            raise InputError("Training and test images name different classes: give both the same, in the same order.")
         self.arrivals = arrivals
         self.order = _order_of(train.class_names, arrivals, class_seed)[: arrivals.classes]
         self.train, self.test = self._remapped(train), self._remapped(test)
@@ -87,7 +89,7 @@ class Stream:
     def _remapped(self, images: ImageSet) -> ImageSet:
         position = torch.full((images.classes,), -1, device=images.labels.device)
         position[list(self.order)] = torch.arange(len(self.order), device=position.device)
-        labels = position[images.labels]
+        labels = torch.where(images.labels >= 0, position[images.labels.clamp_min(0)], -1)
         names = tuple(images.class_names[c] for c in self.order)
         return ImageSet(images.images, labels, names)
 

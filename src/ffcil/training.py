@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -50,13 +51,12 @@ class Engine:
     @classmethod
     def create(cls, device: str, settings: TrainSettings) -> Engine:
         """For `device` cpu or cuda[:n]. A CPU run is deterministic to the bit for a number of threads."""
-        kind, _, number = device.partition(":")
-        if kind not in ("cpu", "cuda"):
+        if not (match := re.fullmatch(r"(cpu)|(cuda)(?::(\d+))?", device)):
             raise InputError(f"Unknown device {device!r}: choose cpu or cuda.")
-        on_gpu = kind == "cuda"
+        on_gpu, number = match[2] is not None, int(match[3] or 0)
         if on_gpu and not torch.cuda.is_available():
             raise InputError("Device 'cuda' is not there: run with --device cpu, or see `ffcil doctor`.")
-        if number and int(number) >= torch.cuda.device_count():
+        if on_gpu and number >= torch.cuda.device_count():
             raise InputError(f"Device {device!r} is not there: {torch.cuda.device_count()} CUDA device(s) were found.")
         precision = settings.precision
         if precision == "auto":
@@ -64,10 +64,12 @@ class Engine:
         if precision == "bfloat16" and not on_gpu:
             raise InputError("train.precision=bfloat16 needs a GPU: set it to auto, or run with --device cuda.")
         fabric = Fabric(
-            accelerator=kind,
-            devices=[int(number or 0)] if on_gpu else 1,
+            accelerator="cuda" if on_gpu else "cpu",
+            devices=[number] if on_gpu else 1,
             precision="bf16-mixed" if precision == "bfloat16" else "32-true",
         )
+        if on_gpu:
+            torch.cuda.set_device(fabric.device)  # streams and graphs are made on the current device
         torch.use_deterministic_algorithms(not on_gpu)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # only costs time here
         torch.backends.cudnn.benchmark = on_gpu
@@ -212,7 +214,6 @@ def fit(
         after_epoch: called with the progress; it may save it together with the parameters
     """
     progress = progress or Progress()
-    phase = phase.scaled(settings.epochs_scale)
     if progress.epoch >= phase.epochs:
         return progress
     plan = _EpochPlan(data, settings.batch, engine.device)
@@ -268,7 +269,8 @@ def _optimiser(
         fused=engine.device.type == "cuda",
     )
     for parameter, buffer in zip(parameters, momentum, strict=bool(momentum)):
-        optimiser.state[parameter]["momentum_buffer"] = buffer.to(parameter.device)
+        # in the parameter's memory layout, which the fused optimiser insists on and a file does not keep
+        optimiser.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(buffer)
     return optimiser
 
 

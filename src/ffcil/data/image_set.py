@@ -26,6 +26,8 @@ class ImageSet:
                 f"labels must be int64 [{len(self.images)}], not {self.labels.dtype} {list(self.labels.shape)}"
             )
 
+        object.__setattr__(self, "images", self.images.contiguous())  # a batch is gathered from the flat store
+
     def __len__(self) -> int:
         return len(self.labels)
 

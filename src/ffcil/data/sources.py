@@ -55,14 +55,14 @@ def data_folder() -> Path:
     return Path(named).expanduser() if named else cache_folder() / "data"
 
 
-def load_dataset(name: str, root: Path | None = None, image_size: int | None = None) -> DataSet:
+def load_dataset(name: str, root: str | Path | None = None, image_size: int | None = None) -> DataSet:
     """A data set by name (`ffcil datasets` lists them), from `root` where it needs files."""
     if name not in SOURCES:
         raise unknown("data set", name, SOURCES)
     source = SOURCES[name]
     if image_size is not None and source.image_size is not None and image_size != source.image_size:
         raise InputError(f"Data set {name!r} has images of {source.image_size} pixels: leave image_size out.")
-    return source.load(root, image_size)
+    return source.load(None if root is None else Path(root), image_size)
 
 
 # --- glyphs: drawn, not downloaded ---------------------------------------------------------------------------------
@@ -173,10 +173,21 @@ def _folder_split(root: Path, size: int) -> ImageSet:
     samples, names = _samples(root)
     key = hashlib.sha256(f"{size}".encode())
     for path, label in samples:  # a changed file is another key
-        stat = os.stat(path)
-        key.update(f"{path}\0{label}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+        stat = os.stat(path) if os.path.exists(path) else None  # a dangling link is named with the unreadable images
+        key.update(f"{path}\0{label}\0{stat and (stat.st_size, stat.st_mtime_ns)}\n".encode())
     arrays = cached_arrays(f"folder-{key.hexdigest()[:16]}", lambda: _decode_all(samples, size))
     return ImageSet(torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"]), names)
+
+
+def _splits(root: Path) -> tuple[Path, Path] | None:
+    """The folders of training and test images; None where the root holds the classes themselves."""
+    train, tests = root / "train", [root / name for name in ("test", "val", "valid", "validation")]
+    test = next((folder for folder in tests if folder.is_dir()), None)
+    if train.is_dir() and test:
+        return train, test
+    if train.is_dir() or test:
+        raise InputError(f"{root} has only one of train/ and test/ (or val/): {_HOW_FOLDER}.")
+    return None
 
 
 def _stratified(images: ImageSet) -> tuple[ImageSet, ImageSet]:
@@ -203,8 +214,8 @@ def _load_folder(root: Path | None, image_size: int | None) -> DataSet:
         raise InputError(problem)
     assert root is not None
     size = image_size or FOLDER_SIZE
-    if (root / "train").is_dir() and (root / "test").is_dir():
-        train, test = _folder_split(root / "train", size), _folder_split(root / "test", size)
+    if splits := _splits(root):
+        train, test = (_folder_split(split, size) for split in splits)
         if train.class_names != test.class_names:
             only = sorted(set(train.class_names) ^ set(test.class_names))
             raise InputError(

@@ -1,17 +1,11 @@
 """One file a method. Importing this package registers them all."""
 
-from ffcil.methods import finetune, icarl, joint, replay
-from ffcil.methods.learner import METHODS, Learner, LearnerSettings, MethodConfig, find_method, register
+import importlib
+import pkgutil
 
-__all__ = [
-    "METHODS",
-    "Learner",
-    "LearnerSettings",
-    "MethodConfig",
-    "find_method",
-    "finetune",
-    "icarl",
-    "joint",
-    "register",
-    "replay",
-]
+from ffcil.methods.learner import METHODS, Learner, LearnerSettings, MethodConfig, find_method, load_methods, register
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["METHODS", "Learner", "LearnerSettings", "MethodConfig", "find_method", "load_methods", "register"]

@@ -50,11 +50,6 @@ class ICaRL(Replay):
         self.engine.place(self.teacher)
         self.teacher_head = GrowingLinear(self.teacher.feature_dim).requires_grad_(False)
 
-    def train(self, mode: bool = True) -> ICaRL:
-        super().train(mode)
-        self.teacher.eval()  # its batch-norm statistics are those of the step in which it was learned
-        return self
-
     def grow(self, increment: Increment) -> None:
         self.teacher.load_state_dict(self.backbone.state_dict())
         self.teacher_head = copy.deepcopy(self.head).requires_grad_(False)

@@ -4,11 +4,13 @@ memory of progress and robustness are given.
 
 from __future__ import annotations
 
+import runpy
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 from ffcil.alignment import Alignment, diwa, weight_alignment
 from ffcil.config import DiwaSettings, MemorySettings, Phase, RunConfig, Settings, TrainSettings, validate
 from ffcil.data.augment import Augmentation
-from ffcil.errors import unknown
+from ffcil.errors import InputError, unknown
 from ffcil.losses import REDUCTIONS, Reduction
 from ffcil.stream import Increment
 from ffcil.training import Engine, FitData, Progress, derive_seed, evaluating, fit
@@ -72,7 +74,6 @@ class LearnerSettings:
 class Learner(nn.Module, ABC):
     """A method. Subclass it in one file, decorate it with `@register("name")`, and override what differs."""
 
-    name: ClassVar[str]
     title: ClassVar[str]
     """as in tables"""
     paper: ClassVar[str] = ""
@@ -99,7 +100,11 @@ class Learner(nn.Module, ABC):
     @abstractmethod
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
         """Of a training batch: normalised images [B, 3, H, W], targets [B] -> scalar. Sample-wise terms go through
-        `self.reduce(per_sample, targets)`."""
+        `self.reduce(per_sample, targets)`.
+
+        On a GPU this is captured once a step as a CUDA graph and replayed: no `.item()` or `.cpu()`, no branch on a
+        tensor's value, no shape that depends on data. Change buffers in place; what Python does besides (counting
+        batches, assigning attributes) happens at the capture and not again."""
 
     @abstractmethod
     def logits(self, images: Tensor) -> dict[str, Tensor]:
@@ -118,6 +123,15 @@ class Learner(nn.Module, ABC):
         return {}
 
     # --- what every method has ------------------------------------------------------------------------------------
+
+    def train(self, mode: bool = True) -> Self:
+        """As of torch, but frozen parts stay in evaluation mode: their batch-norm statistics never move."""
+        super().train(mode)
+        for module in self.modules():
+            parameters = list(module.parameters())
+            if parameters and not any(parameter.requires_grad for parameter in parameters):
+                module.eval()
+        return self
 
     def begin(self, increment: Increment) -> None:
         """Grow for a step, with an initialisation that depends on the seed and the step alone."""
@@ -150,6 +164,7 @@ class Learner(nn.Module, ABC):
             progress,
             after_epoch,
         )
+        self.eval()  # and so it stays until the next step: `logits` may be called at any time
         start = time.perf_counter()
         with evaluating(self):
             notes = self.finish(increment)
@@ -189,6 +204,7 @@ class Learner(nn.Module, ABC):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up a `state`; `begin` has been called for every step up to it."""
         self.load_state_dict(state["modules"])
+        self.eval()
 
 
 METHODS: dict[str, type[Learner]] = {}
@@ -201,7 +217,6 @@ def register(name: str) -> Callable[[Class], Class]:
     def add(learner: Class) -> Class:
         if name in METHODS:
             raise ValueError(f"two methods are registered as {name!r}: {METHODS[name].__name__} and {learner.__name__}")
-        learner.name = name
         METHODS[name] = learner
         return learner
 
@@ -214,17 +229,37 @@ def find_method(name: str) -> type[Learner]:
     return METHODS[name]
 
 
-def build_learner(config: RunConfig, augmentation: Augmentation, engine: Engine) -> Learner:
-    """The learner that a configuration describes, on the engine's device."""
+def load_methods(path: str) -> None:
+    """Run a Python file that registers methods of its own."""
+    if not Path(path).is_file():
+        raise InputError(f"There is no file {path!r} to import methods from: name a Python file with @register in it.")
+    before = set(METHODS)
+    runpy.run_path(path)
+    if set(METHODS) == before:
+        raise InputError(f'{path} registers no method: decorate its learner with @register("name").')
+
+
+def complete(config: RunConfig) -> RunConfig:
+    """The configuration with the method's own fields checked and filled in."""
     method = find_method(config.method)
     for option in config.options:
         if option not in method.Config.model_fields:
-            known = [f"options.{name}" for name in method.Config.model_fields] or ["none"]
+            known = [f"options.{name}" for name in method.Config.model_fields]
+            if not known:
+                raise InputError(f"Method {config.method!r} has no fields of its own: drop options.{option}.")
             raise unknown(f"field of method {config.method}", f"options.{option}", known)
+    options = validate(method.Config, config.options).model_dump(mode="json")
+    return config.model_copy(update={"options": options})
+
+
+def build_learner(config: RunConfig, augmentation: Augmentation, engine: Engine) -> Learner:
+    """The learner that a configuration describes, on the engine's device."""
+    config = complete(config)
+    method = find_method(config.method)
     settings = LearnerSettings(
         backbone=config.backbone,
         memory=config.memory,
-        train=config.train,
+        train=config.train.scaled(),
         robustness=Robustness.resolve(config, method.own_alignment),
         augmentation=augmentation,
         engine=engine,
@@ -232,4 +267,4 @@ def build_learner(config: RunConfig, augmentation: Augmentation, engine: Engine)
         evaluate_batch=config.evaluate_batch,
     )
     torch.manual_seed(derive_seed(config.train_seed, 0, "initialisation"))
-    return method(settings, validate(method.Config, config.options))
+    return method(settings, method.Config.model_validate(config.options))

@@ -96,7 +96,3 @@ def build_backbone(name: str) -> Backbone:
     if name not in BACKBONES:
         raise unknown("backbone", name, BACKBONES)
     return BACKBONES[name]()
-
-
-def parameter_count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
