@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def measure(variant: dict[str, Any], stream: Stream, device: str, epochs: int) -
         ends.append((progress.seconds, progress.images))
 
     learner.learn(on_device[1], None, after_epoch)
-    epochs_after = [(t1 - t0, n1 - n0) for (t0, n0), (t1, n1) in zip(ends, ends[1:], strict=False)]
+    epochs_after = [(t1 - t0, n1 - n0) for (t0, n0), (t1, n1) in pairwise(ends)]
     speeds = [images / seconds for seconds, images in epochs_after]
     return {
         **variant,
