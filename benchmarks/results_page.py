@@ -1,4 +1,4 @@
-"""Write results/README.md from the raw records beside it: `python benchmarks/results_page.py`."""
+"""Write results/README.md, and the table in README.md, from the raw records: `python benchmarks/results_page.py`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 from ffcil.metrics import average_accuracy, forgetting, last_accuracy
-from ffcil.report import RunRecord, load_runs
+from ffcil.report import RunRecord, load_run, load_runs
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
+README = Path(__file__).resolve().parents[1] / "README.md"
+RESULTS = README.parent / "results"
 INTRODUCTION = """# Results
 
 Made by `python benchmarks/results_page.py` from the records in this folder; do not edit. Each run's folder holds its
@@ -73,5 +74,29 @@ def page() -> str:
     return "\n".join(parts)
 
 
+def headline() -> str:
+    """The first page's table: the run that was made as PyCIL makes it, beside the figures that PyCIL's users report."""
+    run = load_run(RESULTS / "cifar100-icarl-equal" / "none-seed0")
+    table = run.tables["nearest-mean"]
+    assert run.summary is not None
+    minutes, speed = run.environment["wall_clock_seconds"] / 60, run.summary["images_per_second"]
+    return "\n".join(
+        [
+            "| nearest mean | average | last | wall clock | training images/s |",
+            "|---|---|---|---|---|",
+            "| published for PyCIL | 65.1 | 49.4 | | |",
+            f"| ffcil, {run.environment['device']} | {average_accuracy(table):.2f} | {last_accuracy(table):.2f} "
+            f"| {minutes:.1f} min | {speed:,.0f} |",
+        ]
+    )
+
+
+def with_headline(readme: str) -> str:
+    before, rest = readme.split("<!-- results -->\n")
+    _, after = rest.split("<!-- end of results -->\n")
+    return f"{before}<!-- results -->\n{headline()}\n<!-- end of results -->\n{after}"
+
+
 if __name__ == "__main__":
     (RESULTS / "README.md").write_text(page(), encoding="utf-8")
+    README.write_text(with_headline(README.read_text(encoding="utf-8")), encoding="utf-8")

@@ -95,6 +95,15 @@ def test_a_masked_loss_may_be_infinite() -> None:
     assert mean(losses, targets, mask).item() == pytest.approx(2.0)
 
 
+def test_large_batches_are_the_same_function() -> None:
+    generator = torch.Generator().manual_seed(3)
+    losses, weights = torch.rand(2, 3000, generator=generator, dtype=torch.float64)
+    targets = torch.randint(0, 40, (3000,), generator=generator) ** 2
+    weights[weights < 0.3] = 0
+    expected = naive_class_wise_mean(losses.tolist(), targets.tolist(), weights.tolist())
+    assert class_wise_mean(losses, targets, weights).item() == pytest.approx(expected)
+
+
 def test_large_batches_and_half_precision_are_exact() -> None:
     targets = torch.cat([torch.zeros(19_000), torch.ones(1000)]).long()
     losses = torch.where(targets == 0, 1.0, 2.0)

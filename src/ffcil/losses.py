@@ -41,13 +41,19 @@ def class_wise_mean(per_sample: Tensor, targets: Tensor, weights: Tensor | None 
         weights: non-negative, [B]
     """
     losses, weights = _masked(per_sample, torch.ones_like(per_sample) if weights is None else weights)
-    # Number the classes of the batch by sorting: unlike `unique` or `bincount` this waits for nothing on a GPU.
-    in_order, order = targets.sort()
-    number = torch.zeros_like(targets)
-    number[order[1:]] = (in_order[1:] != in_order[:-1]).cumsum(0)  # of each sample's class, 0, 1, ...
-    of_class = torch.zeros_like(weights).index_add(0, number, weights)[number]  # n_y of each sample
+    of_class = _weight_of_class(targets, weights)  # n_y of each sample
     share = weights / torch.where(of_class > 0, of_class, 1.0)  # sums to 1 within every class present
     return (share * losses).sum() / share.sum().clamp_min(1.0)
+
+
+def _weight_of_class(targets: Tensor, weights: Tensor) -> Tensor:
+    """The weight that each sample's class has in the batch, [B]. Unlike `unique` and `bincount` it waits for no device."""
+    if len(targets) <= 1024:  # all pairs: the fewest kernels, which is what a small batch on a GPU costs
+        return ((targets.unsqueeze(0) == targets.unsqueeze(1)) * weights).sum(dim=1)
+    in_order, order = targets.sort()  # linear in memory
+    number = torch.zeros_like(targets)
+    number[order[1:]] = (in_order[1:] != in_order[:-1]).cumsum(0)  # of each sample's class: 0, 1, ...
+    return torch.zeros_like(weights).index_add(0, number, weights)[number]
 
 
 def _masked(per_sample: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

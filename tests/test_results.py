@@ -1,0 +1,23 @@
+"""The pages of results say what the records say."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_the_pages_are_made_from_the_records() -> None:
+    made = runpy.run_path(str(ROOT / "benchmarks" / "results_page.py"))
+    how = "run python benchmarks/results_page.py"
+    assert (ROOT / "results" / "README.md").read_text(encoding="utf-8") == made["page"](), how
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme == made["with_headline"](readme), how
+
+
+def test_no_record_names_a_folder_of_somebodys_machine() -> None:
+    for path in (ROOT / "results").rglob("*.json*"):
+        text = path.read_text(encoding="utf-8")
+        assert "/home/" not in text, path
+        assert "/root/" not in text, path
