@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -122,6 +123,18 @@ def test_divergence_is_an_error_with_a_remedy() -> None:
     world = World()
     world.loss = lambda images, targets: world.model(images.flatten(1)).sum() * math.inf  # type: ignore[method-assign]
     with pytest.raises(InputError, match=r"diverged in epoch 1 .*learning_rate"):
+        world.fit()
+
+
+def test_a_compiler_that_fails_has_a_remedy() -> None:
+    world = World()
+    world.engine = dataclasses.replace(world.engine, compile=True)
+
+    def fails(images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        raise torch._dynamo.exc.InternalTorchDynamoError("no C compiler\nlong story")
+
+    world.loss = fails  # type: ignore[method-assign]
+    with pytest.raises(InputError, match=r"torch.compile failed \(no C compiler\): run with --set train.compile=false"):
         world.fit()
 
 

@@ -223,6 +223,10 @@ class Run:
                     remove_drafts(self.folder)
                     self._claim(stream, learner.engine)
                     self._run(stream, learner)
+        except torch.OutOfMemoryError as error:
+            raise InputError(
+                "The GPU's memory is not enough: lower train.batch, evaluate_batch or image_size, or use --device cpu."
+            ) from error
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 place = error.filename or self.folder

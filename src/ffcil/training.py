@@ -235,8 +235,9 @@ def fit(
         plan.fill(derive_seed(seed, epoch, "batches"))
         _set_learning_rate(optimiser, learning_rate(phase, epoch))
         total.zero_()
-        for _ in range(plan.steps):
-            step()
+        with _compiling(engine):
+            for _ in range(plan.steps):
+                step()
         progress.loss = total.item() / plan.steps  # the one wait of an epoch
         if not math.isfinite(progress.loss):
             raise InputError(
@@ -250,6 +251,18 @@ def fit(
             after_epoch(progress)
     progress.momentum = ()
     return progress
+
+
+@contextmanager
+def _compiling(engine: Engine) -> Iterator[None]:
+    """A compiler that is missing or fails is not the end: say how to do without."""
+    try:
+        yield
+    except torch._dynamo.exc.TorchDynamoException as error:
+        if not engine.compile:
+            raise
+        reason = str(error).strip().split("\n")[0]
+        raise InputError(f"torch.compile failed ({reason}): run with --set train.compile=false.") from error
 
 
 def _optimiser(
