@@ -76,7 +76,12 @@ def write_run(
     if done:
         # Deliberately wrong numbers: reports must count again from the tables.
         wrong = {c: {"average": -1, "last": -1, "forgetting": -1, "curve": []} for c in classifiers}
-        summary = {"scored": classifiers[0], "classifiers": wrong, "seconds": 4000.0}
+        summary = {
+            "title": {"icarl": "iCaRL"}.get(method, method.title()),
+            "scored": classifiers[0],
+            "classifiers": wrong,
+            "seconds": 4000.0,
+        }
         (folder / "summary.json").write_text(json.dumps(summary))
         (folder / "done").touch()
     return folder
@@ -338,7 +343,7 @@ def test_methods_datasets_and_step_numbers_get_rows_of_their_own(tmp_path: Path)
         ("glyphs, 2 steps", "iCaRL, linear head"),
         ("glyphs, 4 steps", "Finetune, linear head"),
         ("glyphs, 4 steps", "iCaRL, linear head"),
-        ("glyphs, 4 steps", "zebra, linear head"),
+        ("glyphs, 4 steps", "Zebra, linear head"),
         ("glyphs, 4 steps", "Joint, linear head"),
     ]
     page = Page(write_page(load_runs(tmp_path), tmp_path / "page.html").read_text())
@@ -540,3 +545,14 @@ def test_classes_without_test_images_do_not_break_a_report(tmp_path: Path) -> No
     assert math.isclose(number.mean, 100.0)
     write_page(runs, tmp_path / "page.html")
     plot_curves(runs, tmp_path / "curves.png")
+
+
+def test_the_data_sets_own_order_is_a_seed_of_its_own(tmp_path: Path) -> None:
+    for k, seed in enumerate((None, 3)):
+        write_run(tmp_path / f"r{k}", "Equ.T", 0, random_hits("Equ.T", 0), classifiers=("linear",))
+        path = tmp_path / f"r{k}" / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"class_seed": seed}))
+    runs = load_runs(tmp_path)
+    assert [run.seed_label for run in runs] == ["seeds none/0/0", "seeds 3/0/0"]
+    (row,) = compare(runs)
+    assert row.cells["Equ.T"].runs == 2

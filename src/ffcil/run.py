@@ -312,6 +312,7 @@ class Run:
         summary = {
             "dataset": self.config.dataset,
             "method": self.config.method,
+            "title": learner.title,
             "robust": self.config.robust,
             "sizes": list(stream.arrivals.sizes),
             "scored": scored,

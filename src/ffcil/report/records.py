@@ -17,7 +17,6 @@ from ffcil.metrics import CountTable
 SETTINGS = ("Equ.T", "FF.org", "FF.ours", "Equ.ours")
 """The settings that the paper compares, in the order in which tables and figures show them."""
 
-METHOD_NAMES = {"finetune": "Finetune", "replay": "Replay", "icarl": "iCaRL", "joint": "Joint"}
 CLASSIFIER_NAMES = {"linear": "linear head", "nearest-mean": "nearest mean"}
 
 Seeds = tuple[int, int, int]
@@ -48,19 +47,23 @@ class RunRecord:
 
     @property
     def method_name(self) -> str:
-        return METHOD_NAMES.get(self.method, self.method)
+        """As in tables; a run that is not finished is called by its method's short name."""
+        return str((self.summary or {}).get("title", self.method))
 
     @property
     def seeds(self) -> Seeds:
-        """(class_seed, arrival_seed, train_seed): runs that share all three are compared pair by pair."""
-        return (int(self.config["class_seed"]), int(self.config["arrival_seed"]), int(self.config["train_seed"]))
+        """(class_seed, arrival_seed, train_seed): runs that share all three are compared pair by pair.
+
+        A class_seed of -1 stands for null, the data set's own order."""
+        of_classes = self.config["class_seed"]
+        return (-1 if of_classes is None else of_classes, self.config["arrival_seed"], self.config["train_seed"])
 
     @property
     def seed_label(self) -> str:
         classes, arrival, train = self.seeds
         if classes == arrival == train:
             return f"seed {classes}"
-        return f"seeds {classes}/{arrival}/{train}"
+        return f"seeds {'none' if classes < 0 else classes}/{arrival}/{train}"
 
     @property
     def sizes(self) -> tuple[int, ...]:

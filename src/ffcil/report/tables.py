@@ -14,7 +14,6 @@ from ffcil.errors import InputError, unknown
 from ffcil.metrics import CountTable, average_accuracy, forgetting, last_accuracy
 from ffcil.report.records import (
     CLASSIFIER_NAMES,
-    METHOD_NAMES,
     RunRecord,
     Seeds,
     classifiers_of,
@@ -72,6 +71,8 @@ class Row:
     steps: int
     classes: int
     method: str
+    title: str
+    """the method's name as in tables"""
     classifier: str
     scored: bool
     cells: dict[str, Cell]
@@ -84,8 +85,7 @@ class Row:
     @property
     def label(self) -> str:
         """Always with the classifier: a nearest-mean accuracy must not pass for that of the linear head."""
-        method = METHOD_NAMES.get(self.method, self.method)
-        return f"{method}, {CLASSIFIER_NAMES.get(self.classifier, self.classifier)}"
+        return f"{self.title}, {CLASSIFIER_NAMES.get(self.classifier, self.classifier)}"
 
     def number(self, setting: str, metric: Metric) -> Number | None:
         cell = self.cells.get(setting)
@@ -121,13 +121,10 @@ def group_runs(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
     groups: dict[tuple[str, int, int, str], list[RunRecord]] = {}
     for run in runs:
         groups.setdefault((run.dataset, sum(run.sizes), len(run.sizes), run.method), []).append(run)
-    methods = [*METHOD_NAMES]
-    methods.remove("joint")  # the upper bound goes last
 
     def rank(key: tuple[str, int, int, str]) -> tuple[Any, ...]:
-        *data, method = key
-        place = methods.index(method) if method in methods else len(methods) + (method == "joint")
-        return (*data, place, method)
+        *data, method = key  # the lower bound goes first, the upper bound last
+        return (*data, method != "finetune", method == "joint", method)
 
     return [groups[key] for key in sorted(groups, key=rank)]
 
@@ -291,6 +288,7 @@ def _row(runs: list[RunRecord], classifier: str) -> Row:
         steps=len(first.sizes),
         classes=sum(first.sizes),
         method=first.method,
+        title=first.method_name,
         classifier=classifier,
         scored=classifier == first.scored,
         cells=cells,
