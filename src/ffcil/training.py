@@ -166,6 +166,7 @@ class _EpochPlan:
 
     def __init__(self, data: FitData, batch: int, device: torch.device) -> None:
         self.data, self.batch = data, batch
+        self.rows = data.rows.cpu()
         self.steps = math.ceil(len(data.rows) / batch)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
         self.order = self._order(torch.Generator()).to(device)
@@ -174,10 +175,9 @@ class _EpochPlan:
 
     def _order(self, generator: torch.Generator) -> Tensor:
         """Shuffled rows; the last batch is filled up by drawing again, never left short."""
-        need, have = self.steps * self.batch, len(self.data.rows)
+        need, have = self.steps * self.batch, len(self.rows)
         shuffles = [torch.randperm(have, generator=generator) for _ in range(math.ceil(need / have))]
-        rows = self.data.rows.cpu()[torch.cat(shuffles)[:need]]
-        return rows.view(self.steps, self.batch)
+        return self.rows[torch.cat(shuffles)[:need]].view(self.steps, self.batch)
 
     def fill(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
