@@ -169,6 +169,8 @@ def test_listings(ffcil: Command) -> None:
     assert datasets["glyphs"]["found"] is True
     assert "icarl" in ffcil("methods").stdout
     assert "glyphs" in ffcil("datasets").stdout
+    assert "diwa.tau" in {row["name"] for row in json.loads(ffcil("fields", "--json").stdout)}
+    assert "train.first.epochs" in ffcil("fields").stdout
 
 
 def test_doctor(ffcil: Command, tmp_path: Path) -> None:

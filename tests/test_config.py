@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ffcil.config import parse_assignments, recipe_names, resolve
+from ffcil.config import describe_fields, parse_assignments, recipe_names, resolve
 from ffcil.errors import InputError
 
 
@@ -130,3 +130,19 @@ def test_recipes_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("a: [1\n")
     with pytest.raises(InputError, match="is not YAML"):
         resolve(str(tmp_path / "bad.yaml"))
+
+
+def test_every_field_is_listed_and_explained() -> None:
+    rows = describe_fields()
+    assert all(row["about"] for row in rows), [row["name"] for row in rows if not row["about"]]
+    names = {row["name"] for row in rows}
+    assert {"train.first.epochs", "arrivals.alpha", "arrivals.window", "memory.budget", "diwa.tau"} <= names
+
+    def leaves(fields: dict[str, object], prefix: str = "") -> set[str]:
+        return {
+            leaf
+            for key, value in fields.items()
+            for leaf in (leaves(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}"})
+        }
+
+    assert leaves(set_()) - {"arrivals.kind"} <= names

@@ -147,7 +147,9 @@ def run(
     assignments: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a field, for example method=icarl or arrivals.sizes=[1,4,2]."
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a field, for example method=icarl or arrivals.sizes=[1,4,2]; `ffcil fields` lists them.",
         ),
     ] = None,
     out: Annotated[
@@ -229,6 +231,24 @@ def datasets(as_json: AsJson = False, data: Data = None) -> None:
         _print_json(datasets_as_json(data))
     else:
         _print_table(dataset_table(data))
+
+
+@app.command()
+def fields(as_json: AsJson = False) -> None:
+    """List every field that `ffcil run --set` takes."""
+    from ffcil.config import describe_fields
+
+    rows = describe_fields()
+    if as_json:
+        _print_json(rows)
+        return
+    from rich.table import Table
+
+    table = Table("field", "default", "meaning", title="ffcil fields: ffcil run RECIPE --set FIELD=VALUE")
+    for row in rows:
+        name = f"{row['name']} ({row['kind']})" if "kind" in row else row["name"]
+        table.add_row(name, "(recipe)" if row["needed"] else json.dumps(row["default"]), row["about"])
+    _print_table(table)
 
 
 @app.command()

@@ -30,6 +30,7 @@ class DrawnArrivals(Settings):
     classes: PositiveInt | None = None
     """use this many classes of the data set; null: all"""
     steps: PositiveInt
+    """into how many steps they are divided"""
 
 
 class EqualArrivals(DrawnArrivals):
@@ -49,9 +50,13 @@ class FreeFlowArrivals(DrawnArrivals):
 
     kind: Literal["free-flow"] = "free-flow"
     smallest: PositiveInt = 1
+    """fewest classes at a step"""
     largest: PositiveInt
+    """most classes at a step"""
     alpha: float = 1.0
+    """intensity: towards 0 equal steps, towards infinity only the two bounds"""
     order: Order = "jumbled"
+    """jumbled, ascending or descending"""
 
 
 class GivenArrivals(Settings):
@@ -59,7 +64,9 @@ class GivenArrivals(Settings):
 
     kind: Literal["given"] = "given"
     sizes: tuple[PositiveInt, ...]
+    """new classes of each step, for example [1,4,2]"""
     order: Order | Literal["given"] = "given"
+    """given, jumbled, ascending or descending"""
 
 
 class TraceArrivals(Settings):
@@ -67,6 +74,7 @@ class TraceArrivals(Settings):
 
     kind: Literal["trace"] = "trace"
     trace: str
+    """CSV file of classes and the times at which they were first seen"""
     window: str = Field("1d", coerce_numbers_to_str=True)
     """12h, 7d, or a number in the trace's own units"""
 
@@ -84,12 +92,17 @@ class Phase(Settings):
     """Optimisation of one step."""
 
     epochs: PositiveInt
+    """passes over the step's training set"""
     learning_rate: float = Field(0.1, gt=0)
+    """at the first epoch"""
     schedule: Literal["milestones", "cosine"] = "milestones"
+    """of the learning rate; cosine ends at 0"""
     milestones: tuple[PositiveInt, ...] = ()
     """epochs at which schedule `milestones` multiplies the learning rate by `decay`"""
     decay: float = Field(0.1, gt=0, le=1)
+    """factor at each milestone"""
     weight_decay: float = Field(5e-4, ge=0)
+    """on every trainable tensor"""
 
     def scaled(self, factor: float) -> Phase:
         """Epochs and milestones multiplied by `factor`, one epoch at least."""
@@ -101,7 +114,9 @@ class TrainSettings(Settings):
     """The training loop."""
 
     batch: PositiveInt = 128
+    """images of a training step; an epoch's last batch is filled up by drawing again"""
     momentum: float = Field(0.9, ge=0, lt=1)
+    """of SGD"""
     augment: Literal["standard", "none"] = "standard"
     """`standard`: the data set's usual crop, flip and brightness; `none`: normalisation alone"""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -127,7 +142,9 @@ class MemorySettings(Settings):
     """Exemplars: a total budget shared by all classes seen, or a constant number a class."""
 
     budget: PositiveInt | None = None
+    """exemplars in all, shared equally by the classes seen"""
     per_class: PositiveInt | None = None
+    """exemplars of each class, instead of a budget"""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -140,14 +157,18 @@ class DiwaSettings(Settings):
     """Constants of Dynamic Intervention Weight Alignment, paper eq. (12); the paper does not print their values."""
 
     eta_min: float = Field(0.1, ge=0, le=1)
+    """strength of the alignment after a step of one class"""
     tau: float = Field(5.0, gt=0)
+    """classes over which the strength approaches 1"""
 
 
 class RunConfig(Settings):
     """One run, complete: the same configuration gives the same run."""
 
     dataset: str
+    """`ffcil datasets` lists them"""
     method: str
+    """`ffcil methods` lists them"""
     robust: bool = False
     """true: class-wise mean + DIWA, the paper's framework; each part can be set alone below"""
     reduction: Literal["auto", "mean", "class_wise_mean"] = "auto"
@@ -163,6 +184,7 @@ class RunConfig(Settings):
     train_seed: Seed = 0
     """of initialisation, batches and augmentation"""
     backbone: str
+    """resnet8 (small, for a CPU), resnet32, resnet18 (small images), resnet18-imagenet"""
     image_size: PositiveInt | None = None
     """side to which a folder's images are resized; null: the data set's own"""
     memory: MemorySettings
@@ -170,6 +192,7 @@ class RunConfig(Settings):
     options: dict[str, Any] = {}
     """the method's own fields: `ffcil methods` lists them"""
     evaluate_batch: int = Field(1000, gt=0, le=1_000_000)
+    """images at a time when features and predictions are computed"""
     checkpoint_seconds: float = Field(30.0, ge=0)
     """write a checkpoint at the first epoch's end after this many seconds; 0: after every epoch"""
 
@@ -340,3 +363,20 @@ def resolve(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfi
     if isinstance(method, str):
         base = lay(base, by_method.get(method, {}))
     return build_config(lay(base, over))
+
+
+def describe_fields(model: type[BaseModel] = RunConfig, prefix: str = "") -> list[dict[str, Any]]:
+    """Every field that `--set` takes: its dotted name, default (None where a recipe must give it) and meaning."""
+    rows: list[dict[str, Any]] = []
+    for name, info in model.model_fields.items():
+        annotation, about = info.annotation, " ".join((info.description or "").split())
+        if name == "arrivals":
+            for kind, settings in ARRIVALS.items():
+                of_kind = describe_fields(settings, f"{prefix}arrivals.")
+                rows += [{**row, "kind": kind} for row in of_kind if row["name"] != f"{prefix}arrivals.kind"]
+        elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            rows += describe_fields(annotation, f"{prefix}{name}.")
+        else:
+            default = None if info.is_required() else info.get_default(call_default_factory=True)
+            rows.append({"name": f"{prefix}{name}", "default": default, "needed": info.is_required(), "about": about})
+    return rows
