@@ -36,7 +36,7 @@ def config(**train: object) -> RunConfig:
 
 def learn(settings: RunConfig, device: str = "cuda", method: str = "icarl") -> tuple[Learner, list[float]]:
     engine = Engine.create(device, settings.train)
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True  # one algorithm for all twins
+    torch.backends.cudnn.deterministic = True  # one algorithm for all twins
     torch.backends.cudnn.allow_tf32 = False
     learner = build_learner(settings.model_copy(update={"method": method}), CIFAR100_AUGMENTATION, engine)
     losses: list[float] = []

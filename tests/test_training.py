@@ -152,6 +152,15 @@ def test_evaluating_restores_the_mode() -> None:
     assert module.training
 
 
+def test_torchs_switches_are_put_back() -> None:
+    engine = Engine.create("cpu", small_config().train)
+    assert not torch.are_deterministic_algorithms_enabled()
+    with engine.settled():
+        assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+
+
 def test_bfloat16_is_for_a_gpu() -> None:
     with pytest.raises(InputError, match="needs a GPU"):
         Engine.create("cpu", small_config(train={"precision": "bfloat16"}).train)

@@ -70,9 +70,6 @@ class Engine:
         )
         if on_gpu:
             torch.cuda.set_device(fabric.device)  # streams and graphs are made on the current device
-        torch.use_deterministic_algorithms(not on_gpu)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # only costs time here
-        torch.backends.cudnn.benchmark = on_gpu
         return cls(fabric, precision, graph=on_gpu and settings.graph, compile=on_gpu and settings.compile)
 
     @property
@@ -85,6 +82,22 @@ class Engine:
         module.to(self.device, memory_format=channels_last)  # type: ignore[call-overload]
         if self.compile:
             module.compile(dynamic=False)
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """torch's switches as training wants them: to the bit on a CPU, fast on a GPU; as they were afterwards."""
+        guard, cudnn = torch.utils.deterministic, torch.backends.cudnn
+        before = (torch.are_deterministic_algorithms_enabled(), guard.fill_uninitialized_memory, cudnn.benchmark)  # type: ignore[attr-defined]
+        on_gpu = self.device.type == "cuda"
+        try:
+            torch.use_deterministic_algorithms(before[0] or not on_gpu)
+            guard.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it only costs time here
+            cudnn.benchmark = on_gpu and not cudnn.deterministic
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0])
+            guard.fill_uninitialized_memory = before[1]  # type: ignore[attr-defined]
+            cudnn.benchmark = before[2]
 
     def autocast(self) -> AbstractContextManager[Any]:
         return self.fabric.autocast()

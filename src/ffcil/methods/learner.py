@@ -150,12 +150,33 @@ class Learner(nn.Module, ABC):
         """
         if progress is None:
             self.begin(increment)
-        settings = self.settings
         self.train()
         rows = self.training_rows(increment).to(self.engine.device)
-        progress = fit(
+        with self.engine.settled():
+            progress = self._fit(increment, rows, progress, after_epoch)
+            self.eval()  # and so it stays until the next step: `logits` may be called at any time
+            start = time.perf_counter()
+            with evaluating(self):
+                notes = self.finish(increment)
+        return {
+            "seconds": {"train": progress.seconds, "memory": time.perf_counter() - start},
+            "images_per_second": progress.images / progress.seconds,
+            "training_images": len(rows),
+            "loss": progress.loss,
+            **notes,
+        }
+
+    def _fit(
+        self,
+        increment: Increment,
+        rows: Tensor,
+        progress: Progress | None,
+        after_epoch: Callable[[Progress], None] | None,
+    ) -> Progress:
+        settings = self.settings
+        return fit(
             self.loss,
-            [p for p in self.parameters() if p.requires_grad],
+            [parameter for parameter in self.parameters() if parameter.requires_grad],
             FitData(increment.train, rows, settings.augmentation),
             self.phase(increment),
             settings.train,
@@ -164,30 +185,15 @@ class Learner(nn.Module, ABC):
             progress,
             after_epoch,
         )
-        self.eval()  # and so it stays until the next step: `logits` may be called at any time
-        start = time.perf_counter()
-        with evaluating(self):
-            notes = self.finish(increment)
-        seconds = {"train": progress.seconds, "memory": time.perf_counter() - start}
-        return {
-            "seconds": seconds,
-            "images_per_second": progress.images / progress.seconds,
-            "training_images": len(rows),
-            "loss": progress.loss,
-            **notes,
-        }
 
-    def over(self, increment_images: Tensor, rows: Tensor, compute: Callable[[Tensor], Value]) -> list[Value]:
-        """`compute` of the untouched images of `rows`, batch by batch."""
+    def over(self, store: Tensor, rows: Tensor, compute: Callable[[Tensor], Value]) -> list[Value]:
+        """`compute` of the untouched images in `rows` of a store [N, 3, H, W], batch by batch."""
         plain = self.settings.augmentation.plain
-        return [
-            compute(plain(increment_images[batch]))
-            for batch in rows.to(increment_images.device).split(self.settings.evaluate_batch)
-        ]
+        return [compute(plain(store[batch])) for batch in rows.to(store.device).split(self.settings.evaluate_batch)]
 
     def predictions(self, increment: Increment) -> dict[str, Tensor]:
         """Predicted classes of the increment's test images, by classifier, int64 [N]."""
-        with evaluating(self):
+        with self.engine.settled(), evaluating(self):
             batches = self.over(
                 increment.test.images,
                 increment.test_rows,
