@@ -18,16 +18,21 @@ Accuracy in percent: average over the steps, after the last step; F is forgettin
 """
 
 
+def alignment_done(run: RunRecord) -> str:
+    """By the last record: `alignment: auto` in a configuration does not tell."""
+    done = run.records[-1]["alignment"]
+    return "none" if done is None else "wa" if done["eta"] == 1 else "diwa"
+
+
 def run_rows(run: RunRecord) -> list[str]:
     environment, config = run.environment, run.config
     seeds = f"{config['class_seed']} / {config['arrival_seed']} / {config['train_seed']}"
     alone = "" if environment["alone_on_the_gpu"] else " (shared with another run)"
     assert run.summary is not None
     speed = f"{run.summary['images_per_second']:,.0f}{alone}"
-    wall = environment.get("wall_clock_seconds")
-    minutes = f"{(wall or run.summary['seconds']) / 60:.1f}"
+    minutes = f"{environment['wall_clock_seconds'] / 60:.1f}"
     return [
-        f"| [{run.folder.name}]({run.folder.relative_to(RESULTS)}) | {config['alignment']} | {seeds} | {classifier} "
+        f"| [{run.folder.name}]({run.folder.relative_to(RESULTS)}) | {alignment_done(run)} | {seeds} | {classifier} "
         f"| {average_accuracy(table):.2f} | {last_accuracy(table):.2f} | {forgetting(table) or 0:.2f} "
         f"| {minutes} | {speed} | {environment['device']} | {environment['commit']} |"
         for classifier, table in run.tables.items()

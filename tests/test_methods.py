@@ -14,7 +14,8 @@ from ffcil.alignment import row_norms
 from ffcil.errors import InputError
 from ffcil.methods import METHODS, register
 from ffcil.methods.icarl import ICaRL
-from ffcil.methods.learner import Learner, Robustness
+from ffcil.methods.learner import Learner
+from ffcil.robustness import Robustness
 from ffcil.run import evaluate
 
 STREAMS: dict[str, tuple[list[int], list[int] | None]] = {

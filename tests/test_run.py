@@ -19,7 +19,7 @@ import pytest
 from conftest import small_config, write_colours
 from ffcil.config import RunConfig
 from ffcil.errors import InputError
-from ffcil.progress import Silent
+from ffcil.progress import Listener
 from ffcil.report import load_run
 from ffcil.run import Run
 
@@ -52,7 +52,7 @@ def counts(folder: Path) -> dict[str, Any]:
     }
 
 
-class Bomb(Silent):
+class Bomb(Listener):
     """Breaks a run off after a number of epochs, or of records."""
 
     def __init__(self, epochs: int = 0, steps: int = 0) -> None:
@@ -275,7 +275,7 @@ def test_kill_9_at_twenty_moments_on_glyphs(tmp_path: Path) -> None:
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path: Path, colours: Path) -> None:
-    class Second(Silent):
+    class Second(Listener):
         def step_done(self, record: Mapping[str, Any]) -> None:
             with pytest.raises(InputError, match="Another process is running"):
                 Run(config(), tmp_path, data=colours, device="cpu", threads=1).execute()

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import TaskID, TimeElapsedColumn
 
 from ffcil.config import RunConfig, merge, resolve
 from ffcil.errors import InputError
-from ffcil.progress import accuracies
+from ffcil.progress import accuracies, bars
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "Equ.T": {"arrivals": {"kind": "equal"}, "robust": False},
@@ -57,14 +57,7 @@ class _Watch:
     def __init__(self, console: Console, folders: Mapping[str, Path]) -> None:
         self.console, self.folders = console, folders
         self.seen = dict.fromkeys(folders, 0)
-        self.bars = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
-            TimeElapsedColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
+        self.bars = bars(console, TimeElapsedColumn())
         self.tasks: dict[str, TaskID] = {}
 
     def look(self) -> None:

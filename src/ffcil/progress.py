@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 
 
-class Listener(Protocol):
-    """Told of a run's progress."""
-
-    def started(self, folder: str, steps: int, finished: int, epoch: int) -> None: ...
-    def step_started(self, step: int, new: int, seen: int, epochs: int) -> None: ...
-    def epoch_done(self, epoch: int, loss: float, images_per_second: float) -> None: ...
-    def step_done(self, record: Mapping[str, Any]) -> None: ...
-    def finished(self) -> None: ...
-
-
-class Silent:
-    """Says nothing."""
+class Listener:
+    """Told of a run's progress. This one says nothing; subclass it and override what you want to hear of."""
 
     def started(self, folder: str, steps: int, finished: int, epoch: int) -> None: ...
     def step_started(self, step: int, new: int, seen: int, epochs: int) -> None: ...
@@ -35,22 +25,27 @@ def accuracies(record: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value:.1f} %" for name, value in record["accuracy"].items() if value is not None)
 
 
-class Shown:
+def bars(console: Console, clock: ProgressColumn, transient: bool = False) -> Progress:
+    """Bars with a description, a field `note` and a clock; nothing at all where there is no terminal."""
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+        clock,
+        console=console,
+        transient=transient,
+        disable=not console.is_terminal,
+    )
+
+
+class Shown(Listener):
     """Lines for finished steps; between them a bar in a terminal, or a plain line every ten seconds."""
 
     every = 10.0
 
-    def __init__(self, console: Console, title: str = "") -> None:
-        self.console, self.title = console, f"{title}: " if title else ""
-        self.bars = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.bars = bars(console, TimeRemainingColumn(), transient=True)
         self.task: TaskID | None = None
         self.steps = self.epochs = self.step = 0
         self.last_line = time.monotonic()
@@ -65,7 +60,7 @@ class Shown:
         self.step, self.epochs = step, epochs
         if self.task is not None:
             self.bars.remove_task(self.task)
-        text = f"{self.title}step {step}/{self.steps} (+{new} = {seen} classes)"
+        text = f"step {step}/{self.steps} (+{new} = {seen} classes)"
         self.task = self.bars.add_task(text, total=epochs, note="")
 
     def epoch_done(self, epoch: int, loss: float, images_per_second: float) -> None:
@@ -87,4 +82,4 @@ class Shown:
 
     def _line(self, text: str) -> None:
         self.last_line = time.monotonic()
-        self.console.print(f"{self.title}{text}", highlight=False, soft_wrap=True, markup=False)
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)

@@ -31,7 +31,7 @@ from ffcil.errors import InputError
 from ffcil.memory import ExemplarMemory
 from ffcil.methods import find_method
 from ffcil.methods.learner import Learner, build_learner, complete
-from ffcil.progress import Listener, Silent
+from ffcil.progress import Listener
 from ffcil.stream import Increment, Stream
 from ffcil.training import Engine, Progress
 
@@ -114,7 +114,7 @@ class Run:
         self.folder = Path(folder) if folder else default_folder(self.config, self.data)
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.threads = threads
-        self.listener: Listener = listener or Silent()
+        self.listener = listener or Listener()
 
     # --- the folder -----------------------------------------------------------------------------------------------
 

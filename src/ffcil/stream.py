@@ -6,6 +6,7 @@ the contiguous range `[seen_before, seen_now)`. Nothing else computes an offset.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -117,7 +118,6 @@ class Stream:
 
     def to(self, device: torch.device) -> Stream:
         """The same stream with its images on `device`."""
-        moved = object.__new__(Stream)
-        moved.arrivals, moved.order = self.arrivals, self.order
+        moved = copy.copy(self)
         moved.train, moved.test = self.train.to(device), self.test.to(device)
         return moved

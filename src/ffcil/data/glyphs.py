@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, features
 from torch import Tensor
 from torch.nn import functional as F
+from torchvision.utils import make_grid
 
 from ffcil.data.augment import Augmentation
 from ffcil.data.cache import cached_arrays
@@ -278,12 +279,9 @@ def _blurred(image: Tensor, amount: Tensor) -> Tensor:
 
 def contact_sheet(path: str | Path, columns: int = 20, rows: int = 10, zoom: int = 3, seed: int = 0) -> None:
     """A picture of `rows` x `columns` images, the classes in turn, written to `path`."""
-    gap, cell = 2 * zoom, SIZE * zoom
     each = -(-rows * columns // len(CHARACTERS))
-    images = draw_glyphs(CHARACTERS, each, seed).reshape(len(CHARACTERS), each, 3, SIZE, SIZE).swapaxes(0, 1)
-    images = images.reshape(-1, 3, SIZE, SIZE)[: rows * columns].transpose(0, 2, 3, 1)
-    sheet = Image.new("RGB", (columns * (cell + gap) + gap, rows * (cell + gap) + gap), "white")
-    for i, image in enumerate(images):
-        tile = Image.fromarray(image).resize((cell, cell), Image.Resampling.NEAREST)
-        sheet.paste(tile, (gap + i % columns * (cell + gap), gap + i // columns * (cell + gap)))
-    sheet.save(path)
+    images = torch.from_numpy(draw_glyphs(CHARACTERS, each, seed)).view(len(CHARACTERS), each, 3, SIZE, SIZE)
+    in_turn = images.transpose(0, 1).flatten(0, 1)[: rows * columns]
+    enlarged = in_turn.repeat_interleave(zoom, 2).repeat_interleave(zoom, 3)
+    sheet = make_grid(enlarged, nrow=columns, padding=2 * zoom, pad_value=255)
+    Image.fromarray(sheet.permute(1, 2, 0).numpy()).save(path)
