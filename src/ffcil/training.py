@@ -172,10 +172,12 @@ class FitData:
     rows: Tensor
     """int64: the images to train on"""
     augmentation: Augmentation
+    views: int = 1
+    """how often each image of a batch is augmented, independently: a batch is then [view 1; view 2; ...]"""
 
 
 class _EpochPlan:
-    """All that is random in an epoch, as tensors [steps, batch] on the device, filled anew before each epoch."""
+    """All that is random in an epoch, as tensors [steps, batch, ...] on the device, filled anew before each epoch."""
 
     def __init__(self, data: FitData, batch: int, device: torch.device) -> None:
         self.data, self.batch = data, batch
@@ -183,8 +185,7 @@ class _EpochPlan:
         self.steps = math.ceil(len(data.rows) / batch)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
         self.order = self._order(torch.Generator()).to(device)
-        drawn = data.augmentation.draw(self.order.numel(), torch.Generator())
-        self.draws = Draws(*(d.to(device).view(self.steps, batch) for d in drawn))
+        self.draws = Draws(*(values.to(device) for values in self._drawn(torch.Generator())))
 
     def _order(self, generator: torch.Generator) -> Tensor:
         """Shuffled rows; the last batch is filled up by drawing again, never left short."""
@@ -192,17 +193,22 @@ class _EpochPlan:
         shuffles = [torch.randperm(have, generator=generator) for _ in range(math.ceil(need / have))]
         return self.rows[torch.cat(shuffles)[:need]].view(self.steps, self.batch)
 
+    def _drawn(self, generator: torch.Generator) -> Draws:
+        """Augmentation of every view of every image of an epoch."""
+        in_batch = self.data.views * self.batch
+        drawn = self.data.augmentation.draw(self.steps * in_batch, generator)
+        return Draws(*(values.view(self.steps, in_batch, *values.shape[1:]) for values in drawn))
+
     def fill(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.order.copy_(self._order(generator))
-        drawn = self.data.augmentation.draw(self.order.numel(), generator)
-        for buffer, values in zip(self.draws, drawn, strict=True):
-            buffer.copy_(values.view_as(buffer))
+        for buffer, values in zip(self.draws, self._drawn(generator), strict=True):
+            buffer.copy_(values)
         self.step.zero_()
 
     def next_batch(self) -> tuple[Tensor, Tensor]:
         """Augmented images and targets. The position is a tensor: a captured graph moves on by itself."""
-        rows = self.order.index_select(0, self.step)[0]
+        rows = self.order.index_select(0, self.step)[0].repeat(self.data.views)
         draws = Draws(*(d.index_select(0, self.step)[0] for d in self.draws))
         self.step += 1
         store = self.data.images

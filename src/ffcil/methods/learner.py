@@ -56,6 +56,8 @@ class Learner(nn.Module, ABC):
     """keeps exemplars"""
     own_alignment: ClassVar[str] = "none"
     """alignment where neither `robust` nor `alignment` says otherwise"""
+    views: ClassVar[int] = 1
+    """augmentations of each image of a batch; `loss` gets them one after another, [view 1; view 2; ...]"""
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__()
@@ -149,7 +151,7 @@ class Learner(nn.Module, ABC):
         return fit(
             self.loss,
             [parameter for parameter in self.parameters() if parameter.requires_grad],
-            FitData(increment.train, rows, settings.augmentation),
+            FitData(increment.train, rows, settings.augmentation, self.views),
             self.phase(increment),
             settings.train,
             self.engine,
