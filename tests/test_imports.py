@@ -19,7 +19,7 @@ LAYERS = [
     ["data.glyphs"],
     ["data.sources"],
     ["stream", "models.heads", "models.resnet"],
-    ["training", "robustness"],
+    ["training", "robustness", "feature_cache"],
     ["environment", "methods.learner"],
     ["methods.*"],  # a method may build on another
     ["methods"],

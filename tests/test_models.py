@@ -19,6 +19,7 @@ from ffcil.models.resnet import BACKBONES, build_backbone
         ("resnet8", 74_640, 64),
         ("resnet18", 11_168_832, 512),
         ("resnet18-imagenet", 11_176_512, 512),
+        ("resnet18-imagenet-3x3", 11_168_832, 512),
     ],
 )
 def test_parameter_counts(name: str, parameters: int, features: int) -> None:
@@ -40,7 +41,7 @@ def test_every_backbone_takes_every_size(name: str, side: int) -> None:
 def test_feature_maps_of_resnet32() -> None:
     sizes: list[tuple[int, ...]] = []
     backbone = build_backbone("resnet32").eval()
-    for stage in backbone.stages:  # type: ignore[union-attr]
+    for stage in (*list(backbone.lower.children())[-2:], backbone.upper):
         stage.register_forward_hook(lambda module, args, output: sizes.append(tuple(output.shape[1:])))
     backbone(torch.randn(1, 3, 32, 32))
     assert sizes == [(16, 32, 32), (32, 16, 16), (64, 8, 8)]
@@ -48,7 +49,7 @@ def test_feature_maps_of_resnet32() -> None:
 
 def test_a_shortcut_that_shrinks_is_option_a() -> None:
     """With the residual branch at zero, the first block of stage 2 subsamples and pads channels with zeros."""
-    block = build_backbone("resnet32").eval().stages[1][0]  # type: ignore[index, union-attr]
+    block = build_backbone("resnet32").eval().lower[4][0]  # type: ignore[index]
     torch.nn.init.zeros_(block.bn2.weight)
     x = torch.rand(2, 16, 32, 32)
     pooled = F.avg_pool2d(x, 1, 2)  # the published form: 1 x 1 average pooling of stride 2
@@ -57,10 +58,11 @@ def test_a_shortcut_that_shrinks_is_option_a() -> None:
 
 def test_resnet18_for_large_images_is_torchvisions() -> None:
     ours, theirs = build_backbone("resnet18-imagenet").eval(), resnet18().eval()
-    ours.net.load_state_dict({k: v for k, v in theirs.state_dict().items() if not k.startswith("fc.")})  # type: ignore[union-attr]
     theirs.fc = torch.nn.Identity()
+    values = theirs.state_dict().values()  # both list their parts in the order of use
+    ours.load_state_dict(dict(zip(ours.state_dict(), values, strict=True)))
     x = torch.randn(2, 3, 96, 96)
-    assert torch.equal(ours(x), theirs(x))
+    torch.testing.assert_close(ours(x), theirs(x))
 
 
 def test_an_unknown_backbone_names_the_nearest() -> None:

@@ -176,6 +176,8 @@ class RunConfig(Settings):
     alignment: Literal["auto", "none", "wa", "diwa"] = "auto"
     """of the head after a step; auto: diwa where robust, else the method's own"""
     diwa: DiwaSettings = DiwaSettings()
+    centre_weight: float = Field(0.0, ge=0)
+    """of the centre loss, for methods with a nearest-mean classifier, paper eq. (8); 1 in eq. (9), 0: none"""
     arrivals: ArrivalsSettings
     class_seed: Seed | None = 0
     """of the class permutation; null: the data set's own order"""
@@ -184,7 +186,7 @@ class RunConfig(Settings):
     train_seed: Seed = 0
     """of initialisation, batches and augmentation"""
     backbone: str
-    """resnet8 (small, for a CPU), resnet32, resnet18 (small images), resnet18-imagenet"""
+    """resnet8 (small, for a CPU), resnet32, resnet18 (small images), resnet18-imagenet, resnet18-imagenet-3x3"""
     image_size: PositiveInt | None = None
     """side to which a folder's images are resized; null: the data set's own"""
     memory: MemorySettings

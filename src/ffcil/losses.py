@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Reduction(Protocol):
@@ -86,3 +86,34 @@ def centre_loss(features: Tensor, targets: Tensor, centres: Tensor) -> Tensor:
     Complements the class-wise mean for learners that score by prototypes (eq. (9)).
     """
     return (features - centres[targets]).square().sum(dim=1)
+
+
+class ClassCentres(nn.Module):
+    """Running feature centres of classes, for `centre_loss`.
+
+    A class's centre begins as the mean of its first batch and then moves by `rate` towards the mean of each batch that
+    has the class, as in Wen et al., ECCV 2016; no gradient flows through it.
+    """
+
+    centres: Tensor
+    seen: Tensor
+
+    def __init__(self, classes: int, features: int, rate: float = 0.5) -> None:
+        super().__init__()
+        self.rate = rate
+        self.register_buffer("centres", torch.zeros(classes, features))
+        self.register_buffer("seen", torch.zeros(classes, dtype=torch.bool))
+
+    def forward(self, features: Tensor, targets: Tensor) -> Tensor:
+        """Move the centres by a batch, then give every sample's squared distance to its own, [B]."""
+        self._move(features.detach(), targets)
+        return centre_loss(features, targets, self.centres.clone())  # a later batch moves what backward would read
+
+    def _move(self, features: Tensor, targets: Tensor) -> None:
+        classes = torch.arange(len(self.centres), device=targets.device)
+        member = (targets == classes[:, None]).to(features.dtype)  # [C, B]
+        count = member.sum(dim=1)
+        means = member @ features / count.clamp_min(1)[:, None]
+        rate = torch.where(self.seen, self.rate, 1.0) * (count > 0)
+        self.centres.lerp_(means, rate[:, None].to(means.dtype))
+        self.seen |= count > 0

@@ -20,6 +20,8 @@ class Robustness:
     alignment: str
     """none, wa or diwa"""
     diwa: DiwaSettings
+    centre_weight: float
+    """of the centre loss; 0: none"""
 
     @classmethod
     def resolve(cls, config: RunConfig, own_alignment: str) -> Robustness:
@@ -28,7 +30,7 @@ class Robustness:
             reduction = "class_wise_mean" if config.robust else "mean"
         if alignment == "auto":
             alignment = "diwa" if config.robust else own_alignment  # type: ignore[assignment]
-        return cls(REDUCTIONS[reduction], alignment, config.diwa)
+        return cls(REDUCTIONS[reduction], alignment, config.diwa, config.centre_weight)
 
     def align(self, weight: Tensor, increment: Increment) -> Alignment | None:
         """Align the head after a step's training, before memory and evaluation."""

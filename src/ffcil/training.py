@@ -30,6 +30,7 @@ Value = TypeVar("Value")
 Loss = Callable[[Tensor, Tensor], Tensor]
 """normalised images [B, 3, H, W] and targets [B] -> scalar"""
 
+LANES = 4
 WARM_UP_STEPS = 3  # steps before a capture: cuDNN and the allocator settle; they are real training steps
 
 
@@ -102,15 +103,16 @@ class Engine:
     def autocast(self) -> AbstractContextManager[Any]:
         return self.fabric.autocast()
 
-    def aside(self, compute: Callable[[], Value]) -> Callable[[], Value]:
-        """Start `compute` beside what follows; the result is there when the returned function is called.
+    def aside(self, compute: Callable[[], Value], lane: int = 0) -> Callable[[], Value]:
+        """Start `compute`, which takes no gradients, beside what follows; the returned function waits for its result.
 
-        On a GPU it runs on a stream of its own, also inside a captured graph. On a CPU it runs at once.
+        On a GPU it runs on a stream of its own, also inside a captured graph; computations in different lanes (there
+        are `LANES`, then they are shared) run beside each other. On a CPU it runs at once.
         """
         if self.device.type != "cuda":
             value = compute()
             return lambda: value
-        main, side = torch.cuda.current_stream(), _side_stream(self.device)
+        main, side = torch.cuda.current_stream(), _side_stream(self.device, lane % LANES)
         side.wait_stream(main)
         with torch.cuda.stream(side):
             value = compute()
@@ -122,11 +124,11 @@ class Engine:
         return join
 
 
-_streams: dict[torch.device, torch.cuda.Stream] = {}
+_streams: dict[tuple[torch.device, int], torch.cuda.Stream] = {}
 
 
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return _streams.setdefault(device, torch.cuda.Stream(device))
+def _side_stream(device: torch.device, lane: int) -> torch.cuda.Stream:
+    return _streams.setdefault((device, lane), torch.cuda.Stream(device))
 
 
 @contextmanager

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ffcil.losses import cross_entropy
 from ffcil.methods.learner import Learner, LearnerSettings, MethodConfig, register
 from ffcil.models.heads import GrowingLinear
-from ffcil.models.resnet import build_backbone
 from ffcil.stream import Increment
 
 
@@ -22,8 +22,7 @@ class Finetune(Learner):
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
-        self.backbone = build_backbone(settings.backbone)
-        self.engine.place(self.backbone)
+        self.backbone = self.build_backbone()
         self.head = GrowingLinear(self.backbone.feature_dim).to(self.engine.device)
 
     def grow(self, increment: Increment) -> None:
@@ -35,11 +34,18 @@ class Finetune(Learner):
             features: Tensor = self.backbone(images)
         return features.float()
 
+    def scores(self, features: Tensor) -> dict[str, Tensor]:
+        """By classifier, [B, classes]."""
+        return {"linear": self.head(features)}
+
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
         return self.reduce(cross_entropy(self.head(self.features(images)), targets), targets)
 
     def logits(self, images: Tensor) -> dict[str, Tensor]:
-        return {"linear": self.head(self.features(images))}
+        return self.scores(self.features(images))
+
+    def deployed(self) -> Iterable[nn.Module]:
+        return [self.backbone, self.head]
 
     def finish(self, increment: Increment) -> dict[str, Any]:
         done = self.settings.robustness.align(self.head.weight, increment)

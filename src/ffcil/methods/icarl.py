@@ -15,7 +15,6 @@ from ffcil.losses import cross_entropy, distillation
 from ffcil.methods.learner import LearnerSettings, MethodConfig, register
 from ffcil.methods.replay import Replay
 from ffcil.models.heads import GrowingLinear
-from ffcil.models.resnet import build_backbone
 from ffcil.stream import Increment
 
 
@@ -46,8 +45,7 @@ class ICaRL(Replay):
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
         # One teacher for the whole stream, overwritten at each step, so that it is compiled once.
-        self.teacher = build_backbone(settings.backbone).requires_grad_(False)
-        self.engine.place(self.teacher)
+        self.teacher = self.build_backbone().requires_grad_(False)
         self.teacher_head = GrowingLinear(self.teacher.feature_dim).requires_grad_(False)
 
     def grow(self, increment: Increment) -> None:
@@ -67,9 +65,10 @@ class ICaRL(Replay):
         if old == 0:
             return super().loss(images, targets)
         teacher = self.engine.aside(lambda: self.teacher_logits(images))
-        logits = self.head(self.features(images))
+        features = self.features(images)
+        logits = self.head(features)
         per_sample = cross_entropy(logits, targets)
         per_sample = per_sample + self.config.distillation_weight * distillation(
             logits[:, :old], teacher(), self.config.temperature
         )
-        return self.reduce(per_sample, targets)
+        return self.reduce(per_sample, targets) + self.spread(features, targets)

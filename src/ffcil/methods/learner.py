@@ -4,10 +4,11 @@ memory of progress and robustness are given.
 
 from __future__ import annotations
 
+import copy
 import runpy
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -18,11 +19,13 @@ from torch import Tensor, nn
 from ffcil.config import MemorySettings, Phase, RunConfig, Settings, TrainSettings, validate
 from ffcil.data.augment import Augmentation
 from ffcil.errors import InputError, unknown
+from ffcil.models.resnet import Backbone, build_backbone
 from ffcil.robustness import Robustness
 from ffcil.stream import Increment
 from ffcil.training import Engine, FitData, Progress, derive_seed, evaluating, fit
 
 Value = TypeVar("Value")
+Part = TypeVar("Part", bound=nn.Module)
 
 
 class MethodConfig(Settings):
@@ -96,6 +99,14 @@ class Learner(nn.Module, ABC):
         """After a step's training: alignment, memory. Returns what is worth a record."""
         return {}
 
+    def deployed(self) -> Iterable[nn.Module]:
+        """The modules that prediction needs; a teacher, for one, is not among them."""
+        return [self]
+
+    def test_scores(self, increment: Increment) -> Iterator[dict[str, Tensor]]:
+        """Scores of the increment's test images, batch by batch. Override it where part of the work was done before."""
+        yield from self.over(increment.test.images, increment.test_rows, self.logits)
+
     # --- what every method has ------------------------------------------------------------------------------------
 
     def train(self, mode: bool = True) -> Self:
@@ -122,6 +133,9 @@ class Learner(nn.Module, ABC):
 
         Returns what a record holds of it: seconds by phase, images per second, the method's own notes.
         """
+        on_gpu = self.engine.device.type == "cuda"
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(self.engine.device)
         if progress is None:
             self.begin(increment)
         self.train()
@@ -137,8 +151,26 @@ class Learner(nn.Module, ABC):
             "images_per_second": progress.images / progress.seconds,
             "training_images": len(rows),
             "loss": progress.loss,
+            "parameters": sum(p.numel() for module in self.deployed() for p in module.parameters()),
+            "trained_parameters": sum(p.numel() for p in self.parameters() if p.requires_grad),
+            "peak_memory_bytes": torch.cuda.max_memory_allocated(self.engine.device) if on_gpu else None,
             **notes,
         }
+
+    def build_backbone(self) -> Backbone:
+        """A fresh one on the device."""
+        return self.placed(build_backbone(self.settings.backbone))
+
+    def placed(self, network: Part) -> Part:
+        """Moved to the device, and compiled where asked: a backbone in two parts, because some methods need the maps
+        between them or behind them."""
+        for part in (network.lower, network.upper) if isinstance(network, Backbone) else (network,):
+            self.engine.place(part)
+        return network
+
+    def frozen_copy(self, network: Part) -> Part:
+        """A copy that never changes: no gradients, evaluation mode, batch-norm statistics as they are."""
+        return self.placed(copy.deepcopy(network)).requires_grad_(False).eval()
 
     def _fit(
         self,
@@ -150,7 +182,7 @@ class Learner(nn.Module, ABC):
         settings = self.settings
         return fit(
             self.loss,
-            [parameter for parameter in self.parameters() if parameter.requires_grad],
+            [parameter for parameter in self.parameters() if parameter.requires_grad and parameter.numel()],
             FitData(increment.train, rows, settings.augmentation, self.views),
             self.phase(increment),
             settings.train,
@@ -160,22 +192,22 @@ class Learner(nn.Module, ABC):
             after_epoch,
         )
 
-    def over(self, store: Tensor, rows: Tensor, compute: Callable[[Tensor], Value]) -> list[Value]:
+    def over(self, store: Tensor, rows: Tensor, compute: Callable[[Tensor], Value]) -> Iterator[Value]:
         """`compute` of the untouched images in `rows` of a store [N, 3, H, W], batch by batch."""
         plain = self.settings.augmentation.plain
-        return [compute(plain(store[batch])) for batch in rows.to(store.device).split(self.settings.evaluate_batch)]
+        for batch in rows.to(store.device).split(self.settings.evaluate_batch):
+            if len(batch):
+                yield compute(plain(store[batch]))
 
     def predictions(self, increment: Increment) -> dict[str, Tensor]:
         """Predicted classes of the increment's test images, by classifier, int64 [N]."""
+        predicted: dict[str, list[Tensor]] = {name: [] for name in self.classifiers}
         with self.engine.settled(), evaluating(self):
-            batches = self.over(
-                increment.test.images,
-                increment.test_rows,
-                lambda images: {name: scores.argmax(dim=1) for name, scores in self.logits(images).items()},
-            )
-        if not batches:
-            return {name: torch.empty(0, dtype=torch.int64) for name in self.classifiers}
-        return {name: torch.cat([batch[name] for batch in batches]) for name in self.classifiers}
+            for batch in self.test_scores(increment):
+                for name in predicted:
+                    predicted[name].append(batch[name].argmax(dim=1))
+        none = torch.empty(0, dtype=torch.int64, device=self.engine.device)
+        return {name: torch.cat([none, *batches]) for name, batches in predicted.items()}
 
     def state(self) -> dict[str, Any]:
         """All that the learner knows, as nested mappings and lists of tensors and plain values."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ffcil.losses import ClassCentres, cross_entropy
 from ffcil.memory import ExemplarMemory, unit
 from ffcil.methods.finetune import Finetune
 from ffcil.methods.learner import LearnerSettings, MethodConfig, register
@@ -27,6 +28,24 @@ class Replay(Finetune):
         self.memory = ExemplarMemory(settings.memory.budget, settings.memory.per_class)
         self.means = torch.empty(0, self.backbone.feature_dim, device=self.engine.device)
         """of normalised exemplar features, normalised again, [classes, D]"""
+        self.centres = ClassCentres(0, self.backbone.feature_dim)
+
+    def grow(self, increment: Increment) -> None:
+        super().grow(increment)
+        if self.settings.robustness.centre_weight:  # anew at every step: training moves all features
+            self.centres = ClassCentres(increment.seen_now, self.head.weight.shape[1]).to(self.engine.device)
+
+    def loss(self, images: Tensor, targets: Tensor) -> Tensor:
+        features = self.features(images)
+        per_sample = cross_entropy(self.head(features), targets)
+        return self.reduce(per_sample, targets) + self.spread(features, targets)
+
+    def spread(self, features: Tensor, targets: Tensor) -> Tensor | float:
+        """The centre loss of a batch, paper eq. (8), for the nearest-mean classifier; 0 where it is not asked for."""
+        if weight := self.settings.robustness.centre_weight:
+            distances: Tensor = self.centres(features, targets)
+            return weight * distances.mean()
+        return 0.0
 
     def training_rows(self, increment: Increment) -> Tensor:
         return torch.cat([increment.rows, self.memory.rows().to(increment.rows.device)])
@@ -42,7 +61,7 @@ class Replay(Finetune):
         old_rows = self.memory.by_class
         groups = [*old_rows, *new_rows]
         rows = torch.cat([group.to(self.engine.device) for group in groups])
-        features = torch.cat(self.over(increment.train.images, rows, self.features))
+        features = torch.cat(list(self.over(increment.train.images, rows, self.features)))
         by_class = features.split([len(group) for group in groups])
         self.memory.update(new_rows, by_class[len(old_rows) :])
         self.means = self.class_means(groups, by_class)
@@ -54,8 +73,7 @@ class Replay(Finetune):
             means.append(unit(features[chosen]).mean(dim=0))
         return unit(torch.stack(means))
 
-    def logits(self, images: Tensor) -> dict[str, Tensor]:
-        features = self.features(images)
+    def scores(self, features: Tensor) -> dict[str, Tensor]:
         # the nearest mean by Euclidean distance: both sides have length one
         return {"linear": self.head(features), "nearest-mean": unit(features) @ self.means.T}
 

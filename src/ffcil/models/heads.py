@@ -23,14 +23,28 @@ class GrowingLinear(nn.Module):
         return len(self.weight)
 
     @torch.no_grad()
-    def grow(self, classes: int) -> None:
-        """Add rows up to `classes`, U(+-sqrt(3 / fan_in)); the rows of the classes before stay bit-equal."""
-        added = classes - self.classes
-        weight = torch.empty(added, self.weight.shape[1])  # drawn on the CPU: the same on every device
-        nn.init.kaiming_uniform_(weight, nonlinearity="linear")
-        self.weight = nn.Parameter(torch.cat([self.weight, weight.to(self.weight.device)]))
-        self.bias = nn.Parameter(torch.cat([self.bias, self.bias.new_zeros(added)]))
+    def grow(self, classes: int, features: int | None = None, blind: bool = False) -> None:
+        """Add rows up to `classes` and columns up to `features`, U(+-sqrt(3 / fan_in)), biases 0.
+
+        What the old classes have for the old features stays bit-equal.
+
+        Args:
+            blind: the old classes' weights on the new features start at 0, so that their logits do not change
+        """
+        old_classes, old_features = self.weight.shape
+        features = features or old_features
+        # drawn on the CPU: the same on every device
+        rows = _uniform(classes - old_classes, features)
+        columns = _uniform(old_classes, features - old_features, fan_in=features).to(self.weight.device)
+        old = torch.cat([self.weight, torch.zeros_like(columns) if blind else columns], dim=1)
+        self.weight = nn.Parameter(torch.cat([old, rows.to(old.device)]))
+        self.bias = nn.Parameter(torch.cat([self.bias, self.bias.new_zeros(len(rows))]))
 
     def forward(self, features: Tensor) -> Tensor:
         """[B, D] -> [B, classes]"""
         return F.linear(features, self.weight, self.bias)
+
+
+def _uniform(rows: int, columns: int, fan_in: int | None = None) -> Tensor:
+    bound = (3 / (fan_in or columns)) ** 0.5
+    return torch.empty(rows, columns).uniform_(-bound, bound)
