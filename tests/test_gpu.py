@@ -13,6 +13,7 @@ from ffcil.config import RunConfig, resolve
 from ffcil.data.image_set import ImageSet
 from ffcil.data.sources import CIFAR100_AUGMENTATION
 from ffcil.losses import class_wise_mean
+from ffcil.methods import METHODS
 from ffcil.methods.learner import Learner, build_learner
 from ffcil.stream import Stream
 from ffcil.training import Engine, Progress
@@ -25,41 +26,51 @@ def make_stream() -> Stream:
     images = torch.randint(0, 256, (320, 3, 32, 32), generator=generator, dtype=torch.uint8)
     labels = torch.arange(320) % 8
     split = ImageSet(images, labels, tuple("abcdefgh"))
-    return Stream(split, split, given([5, 3]), None)
+    return Stream(split, split, given([4, 1, 3]), None)
 
 
-def config(**train: object) -> RunConfig:
+def config(method: str = "icarl", **train: object) -> RunConfig:
     phase = {"epochs": 3, "learning_rate": 0.01, "milestones": [2]}
     settings = {"batch": 32, "precision": "float32", "compile": False, "first": phase, "later": phase, **train}
-    return resolve("cifar100", {"train": settings, "arrivals": {"sizes": [5, 3]}, "memory": {"budget": 40}})
+    return resolve(
+        "cifar100",
+        {
+            "method": method,
+            "backbone": "resnet32",
+            "train": settings,
+            "arrivals": {"sizes": [4, 1, 3]},
+            "memory": {"budget": 40},
+        },
+    )
 
 
-def learn(settings: RunConfig, device: str = "cuda", method: str = "icarl") -> tuple[Learner, list[float]]:
+def learn(settings: RunConfig, device: str = "cuda") -> tuple[Learner, list[float]]:
     engine = Engine.create(device, settings.train)
     torch.backends.cudnn.deterministic = True  # one algorithm for all twins
     torch.backends.cudnn.allow_tf32 = False
-    learner = build_learner(settings.model_copy(update={"method": method}), CIFAR100_AUGMENTATION, engine)
+    learner = build_learner(settings, CIFAR100_AUGMENTATION, engine)
     losses: list[float] = []
     for increment in make_stream().to(engine.device):
         learner.learn(increment, None, lambda progress: losses.append(progress.loss))
     return learner, losses
 
 
-@pytest.mark.parametrize("method", ["finetune", "replay", "joint", "icarl"])
+@pytest.mark.parametrize("method", sorted(METHODS))
 def test_a_captured_step_trains_as_an_eager_one(method: str) -> None:
-    captured, losses = learn(config(graph=True), method=method)
-    eager, expected = learn(config(graph=False), method=method)
+    captured, losses = learn(config(method, graph=True))
+    eager, expected = learn(config(method, graph=False))
     assert losses == pytest.approx(expected, rel=1e-5)
     for name, tensor in eager.state_dict().items():
         torch.testing.assert_close(captured.state_dict()[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
 
 
-def test_a_step_is_taken_up_again_in_the_middle(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["icarl", "der", "memo", "tagfex"])
+def test_a_step_is_taken_up_again_in_the_middle(tmp_path: Path, method: str) -> None:
     """Through a checkpoint on disk, with the fused optimiser and channels-last weights."""
-    settings = config(graph=True)
+    settings = config(method, graph=True)
     engine, stream = Engine.create("cuda", settings.train), make_stream()
     learner = build_learner(settings, CIFAR100_AUGMENTATION, engine)
-    first, second = stream.to(engine.device)
+    first, second, _ = stream.to(engine.device)
     learner.learn(first)
 
     def save(progress: Progress) -> None:
@@ -83,9 +94,10 @@ def test_the_gpu_trains_as_the_cpu() -> None:
     assert losses == pytest.approx(expected, rel=0.05)
 
 
-def test_compiled_bfloat16_trains_to_about_the_same_loss() -> None:
-    _, losses = learn(config(graph=True, compile=True, precision="bfloat16"))
-    _, expected = learn(config(graph=False))
+@pytest.mark.parametrize("method", ["icarl", "der", "memo", "tagfex"])
+def test_compiled_bfloat16_trains_to_about_the_same_loss(method: str) -> None:
+    _, losses = learn(config(method, graph=True, compile=True, precision="bfloat16"))
+    _, expected = learn(config(method, graph=False))
     assert losses == pytest.approx(expected, rel=0.05)
 
 

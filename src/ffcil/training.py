@@ -278,7 +278,9 @@ def fit(
 def _compiling(engine: Engine) -> Iterator[None]:
     """A compiler that is missing or fails is not the end: say how to do without."""
     try:
-        yield
+        # all modules share torch's one limit, which several methods in a process would reach, to go on uncompiled
+        with torch._dynamo.config.patch(recompile_limit=64):
+            yield
     except torch._dynamo.exc.TorchDynamoException as error:
         if not engine.compile:
             raise

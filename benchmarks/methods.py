@@ -1,0 +1,116 @@
+"""Speed and memory of every method's training step as the stream goes on, and what the class-wise mean costs.
+
+python benchmarks/methods.py --device cuda --out results/methods.json
+
+Noise in the shape of CIFAR-100, ten steps of ten classes, each method with its published backbone and batch. A step's
+speed is that of its best epoch; the first epoch (warm-up, capture, compilation) is not counted. The class-wise mean is
+measured against the mean at the middle step: both are trained in turn, several times, in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ffcil.arrivals import given
+from ffcil.config import RunConfig, resolve
+from ffcil.data.image_set import ImageSet
+from ffcil.data.sources import CIFAR100_AUGMENTATION
+from ffcil.environment import describe_environment
+from ffcil.methods.learner import build_learner
+from ffcil.stream import Stream
+from ffcil.training import Engine, Progress
+
+SIZES = [10] * 10
+METHODS = ["icarl", "wa", "bic", "der", "memo", "tagfex"]
+
+
+def noise(images: int) -> Stream:
+    """`images` training images at every step."""
+    generator = torch.Generator().manual_seed(0)
+    total = images * len(SIZES)
+    pixels = torch.randint(0, 256, (total, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    split = ImageSet(pixels, torch.arange(total) % sum(SIZES), tuple(map(str, range(sum(SIZES)))))
+    return Stream(split, split, given(SIZES), class_seed=None)
+
+
+def configuration(method: str, reduction: str, epochs: int, backbone: str | None) -> RunConfig:
+    phase = {"epochs": epochs, "learning_rate": 0.01, "milestones": []}
+    fields: dict[str, Any] = {"method": method, "reduction": reduction, "arrivals": {"sizes": SIZES}}
+    if backbone:
+        fields["backbone"] = backbone
+    return resolve("cifar100", {**fields, "train": {"first": phase, "later": phase}})
+
+
+def train_step(config: RunConfig, stream: Stream, device: str, step: int) -> dict[str, Any]:
+    """Train at `step` alone; the steps before it only make the network grow."""
+    engine = Engine.create(device, config.train)
+    learner = build_learner(config, CIFAR100_AUGMENTATION, engine)
+    on_device = stream.to(engine.device)
+    for position in range(step - 1):
+        learner.begin(on_device[position])
+    ends: list[tuple[float, int]] = []
+
+    def after_epoch(progress: Progress) -> None:
+        ends.append((progress.seconds, progress.images))
+
+    notes = learner.learn(on_device[step - 1], None, after_epoch)
+    speeds = [(n1 - n0) / (t1 - t0) for (t0, n0), (t1, n1) in pairwise(ends)]
+    return {
+        "step": step,
+        "images_per_second": max(speeds),
+        "milliseconds": 1000 * config.train.batch / max(speeds),
+        "first_epoch_seconds": ends[0][0],
+        **{key: notes[key] for key in ("parameters", "trained_parameters", "peak_memory_bytes")},
+    }
+
+
+def overhead(method: str, stream: Stream, options: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds of a training step under both reductions, in turn."""
+    times: dict[str, list[float]] = {"mean": [], "class_wise_mean": []}
+    for _ in range(options.repeats):
+        for reduction, of_reduction in times.items():
+            config = configuration(method, reduction, options.epochs, options.backbone)
+            of_reduction.append(train_step(config, stream, options.device, 5)["milliseconds"])
+    best = {reduction: min(of_reduction) for reduction, of_reduction in times.items()}
+    return {"milliseconds": times, "ratio": best["class_wise_mean"] / best["mean"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--methods", nargs="+", default=METHODS)
+    parser.add_argument("--steps", nargs="+", type=int, default=[1, 5, 10])
+    parser.add_argument("--epochs", type=int, default=4, help="of each measurement, the first not counted")
+    parser.add_argument("--repeats", type=int, default=3, help="turns of mean and class-wise mean; 0: leave that out")
+    parser.add_argument("--images", type=int, default=12_800, help="training images of a step")
+    parser.add_argument("--backbone", help="instead of the published one")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    stream = noise(options.images)
+    rows = []
+    for method in options.methods:
+        config = configuration(method, "mean", options.epochs, options.backbone)
+        row: dict[str, Any] = {"method": method, "backbone": config.backbone, "batch": config.train.batch}
+        row["steps"] = [train_step(config, stream, options.device, step) for step in options.steps]
+        row["class_wise_mean"] = overhead(method, stream, options) if options.repeats else None
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    if options.out:
+        environment = describe_environment(Engine.create(options.device, resolve("cifar100").train))
+        environment["command"] = " ".join(
+            [
+                f"python benchmarks/methods.py --device {options.device} --methods {' '.join(options.methods)}",
+                f"--epochs {options.epochs} --repeats {options.repeats} --images {options.images}",
+            ]
+        )
+        options.out.write_text(json.dumps({"environment": environment, "methods": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
