@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from ffcil.arrivals import given
 from ffcil.checkpoint import load_state, save_state
 from ffcil.config import RunConfig, resolve
+from ffcil.data.autoaugment import PolicyName
 from ffcil.data.image_set import ImageSet
 from ffcil.data.sources import CIFAR100_AUGMENTATION
 from ffcil.losses import class_wise_mean
@@ -108,6 +110,43 @@ def test_augmentation_is_the_same_on_the_gpu() -> None:
     expected = CIFAR100_AUGMENTATION.train(images, rows, draws)
     on_gpu = CIFAR100_AUGMENTATION.train(images.cuda(), rows.cuda(), type(draws)(*(d.cuda() for d in draws)))
     torch.testing.assert_close(on_gpu.cpu(), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["cifar10", "imagenet", "svhn"])
+@pytest.mark.parametrize("size", [32, 27])  # at 27 x 27 a mean is not a division by a power of two
+def test_auto_augmentation_is_the_same_on_the_gpu_and_in_a_graph(policy: PolicyName, size: int) -> None:
+    augmentation = replace(CIFAR100_AUGMENTATION, auto=True, policy=policy, cutout=size // 2)
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randint(0, 256, (320, 3, size, size), generator=generator, dtype=torch.uint8)
+    images[::2] = (images[::2] // 4) + 90  # some with a narrow range of values
+    images[:8] = 77  # and some of one colour
+    store, rows = images.cuda(), torch.zeros(256, dtype=torch.int64, device="cuda")
+    draws = type(augmentation.draw(1, generator))(*(part.cuda() for part in augmentation.draw(256, generator)))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        augmentation.train(store, rows, draws)  # the tables are copied to the device here
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = augmentation.train(store, rows, draws)
+    for _ in range(3):
+        new_rows, new_draws = torch.randint(0, 320, (256,), generator=generator), augmentation.draw(256, generator)
+        rows.copy_(new_rows)
+        for static, part in zip(draws, new_draws, strict=True):
+            static.copy_(part)
+        graph.replay()
+        eager = augmentation.train(store, rows, draws)
+        expected = augmentation.train(images, new_rows, new_draws)
+        assert torch.equal(captured, eager)
+        torch.testing.assert_close(eager.cpu(), expected, rtol=0, atol=1e-5)
+
+
+def test_a_captured_step_with_auto_augmentation_trains_as_an_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "CIFAR100_AUGMENTATION", replace(CIFAR100_AUGMENTATION, auto=True))
+    _, losses = learn(config(graph=True))
+    _, expected = learn(config(graph=False))
+    assert losses == pytest.approx(expected, rel=1e-5)
 
 
 def test_class_wise_mean_can_be_captured() -> None:

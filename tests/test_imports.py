@@ -15,7 +15,8 @@ SOURCE = Path(ffcil.__file__).parent
 LAYERS = [
     ["errors"],
     ["arrivals", "config", "checkpoint", "losses", "alignment", "metrics", "memory"],
-    ["data.cache", "data.image_set", "data.augment"],
+    ["data.cache", "data.image_set", "data.autoaugment"],
+    ["data.augment"],
     ["data.glyphs"],
     ["data.sources"],
     ["stream", "models.heads", "models.resnet"],

@@ -117,8 +117,8 @@ class TrainSettings(Settings):
     """images of a training step; an epoch's last batch is filled up by drawing again"""
     momentum: float = Field(0.9, ge=0, lt=1)
     """of SGD"""
-    augment: Literal["standard", "none"] = "standard"
-    """`standard`: the data set's usual crop, flip and brightness; `none`: normalisation alone"""
+    augment: Literal["standard", "auto", "none"] = "standard"
+    """`standard`: the data set's usual crop, flip and brightness; `auto`: AutoAugment, Cutout too; `none`: neither"""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """`auto`: bfloat16 autocast on a GPU, float32 on a CPU; losses and heads are always float32"""
     graph: bool = True

@@ -344,6 +344,8 @@ def fingerprint(stream: Stream) -> dict[str, Any]:
 
 
 def _augmentation(config: RunConfig, data: DataSet) -> Augmentation:
+    if config.train.augment == "auto":
+        return replace(data.augmentation, auto=True)
     if config.train.augment == "none":
         return replace(data.augmentation, padding=0, flip=False, brightness=0.0)
     return data.augmentation

@@ -1,4 +1,4 @@
-"""Batched augmentation on the device: pad, crop, flip, brightness and normalisation of a whole batch at once."""
+"""Batched augmentation on the device: crop, flip, brightness, AutoAugment, Cutout, normalisation of a batch at once."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ffcil.data.autoaugment import PolicyName, auto_augment, draw_operations, published_policy
+
 
 class Draws(NamedTuple):
-    """The random parameters of n training images; every tensor is [n]."""
+    """The random parameters of n training images; every tensor is [n, ...]."""
 
     top: Tensor
     """int64, row of the padded image at which the crop begins, 0 .. 2 * padding"""
@@ -21,15 +23,20 @@ class Draws(NamedTuple):
     """bool, mirrored left to right"""
     brightness: Tensor
     """float32, factor on the pixel values"""
+    operations: Tensor
+    """int64 [n, 2], the two operations of AutoAugment by their numbers in the policy; [n, 0] without it"""
+    hole: Tensor
+    """float32 [n, 2], centre of Cutout's hole, as a share of the height and of the width; [n, 0] without it"""
 
 
 @dataclass(frozen=True)
 class Augmentation:
     """How training and test images become the network's input.
 
-    Training: zero padding, a random crop of the original size, a horizontal flip, brightness, [0, 1], normalisation,
-    in that order. Test: [0, 1] and normalisation. The random part is drawn apart from its use, so that a run can draw
-    an epoch from its own CPU generator while `train` sits inside a captured CUDA graph.
+    Training: zero padding, a random crop of the original size, a horizontal flip, brightness; where `auto` is on, an
+    AutoAugment policy and Cutout; [0, 1] and normalisation, in that order. Test: [0, 1] and normalisation. The random
+    part is drawn apart from its use, so that a run can draw an epoch from its own CPU generator while `train` sits
+    inside a captured CUDA graph.
     """
 
     mean: tuple[float, float, float]
@@ -42,23 +49,39 @@ class Augmentation:
     """whether every second image, at random, is mirrored"""
     brightness: float = 63 / 255
     """b: the factor is uniform in [1 - b, 1 + b]"""
+    auto: bool = False
+    """whether AutoAugment and Cutout come on top; `policy` and `cutout` say in which form"""
+    policy: PolicyName = "cifar10"
+    """the AutoAugment policy: that of the published data set whose images are the most alike"""
+    cutout: int = 16
+    """side in pixels of the black square, centred anywhere in the image and cut at its borders; 0: none"""
 
     def __post_init__(self) -> None:
         if self.padding < 0:
             raise ValueError(f"padding must be 0 or more, not {self.padding}")
         if not 0 <= self.brightness <= 1:
             raise ValueError(f"brightness must lie in [0, 1], not {self.brightness}")
+        if self.cutout < 0:
+            raise ValueError(f"cutout must be 0 or more, not {self.cutout}")
 
     def draw(self, n: int, generator: torch.Generator) -> Draws:
-        """Parameters of `n` images, on the generator's device. What is switched off still consumes its randomness."""
+        """Parameters of `n` images, on the generator's device.
+
+        A crop, flip or brightness that is switched off still consumes its randomness. AutoAugment and Cutout draw after
+        them and only where they are on, so that a run without them has the batches that it had before there were any.
+        """
         device = generator.device
         offsets = torch.randint(0, 2 * self.padding + 1, (2, n), generator=generator, device=device)
         flip, brightness = torch.rand(2, n, generator=generator, device=device)
+        nothing = torch.empty(n, 0, device=device)
+        on = self.auto
         return Draws(
             top=offsets[0],
             left=offsets[1],
             flip=flip < (0.5 if self.flip else 0.0),
             brightness=1 + self.brightness * (2 * brightness - 1),
+            operations=draw_operations(published_policy(self.policy), n, generator) if on else nothing.long(),
+            hole=torch.rand(n, 2, generator=generator, device=device) if on and self.cutout else nothing,
         )
 
     def train(self, images: Tensor, rows: Tensor, draws: Draws) -> Tensor:
@@ -88,7 +111,12 @@ class Augmentation:
         pixels = images.view(-1).index_select(0, index.view(-1)).view(index.shape)
 
         # Brightness is a blend with black that is cut to an integer in 0 .. 255, as Pillow and torchvision do it.
-        return self._normalise(pixels.float().mul_(factor[:, None]).clamp_(0, 255).floor_())
+        values = pixels.float().mul_(factor[:, None]).clamp_(0, 255).floor_()
+        if self.auto:
+            values = auto_augment(values, published_policy(self.policy), draws.operations)
+            if self.cutout:
+                _cut_out(values, self.cutout, draws.hole)
+        return self._normalise(values)
 
     def plain(self, images: Tensor) -> Tensor:
         """The test transform: uint8 [B, 3, H, W] to normalised float32 [B, 3, H, W]."""
@@ -97,6 +125,24 @@ class Augmentation:
     def _normalise(self, pixels: Tensor) -> Tensor:
         scale, shift = _scale_and_shift(self.mean, self.std, pixels.device)
         return pixels.mul_(scale).add_(shift)
+
+
+def _cut_out(pixels: Tensor, side: int, centre: Tensor) -> None:
+    """Blacken a square of each image, in place.
+
+    Args:
+        pixels: [B, 3, H, W]
+        centre: [B, 2], in [0, 1), as a share of H and of W
+    """
+    # An even side has no middle pixel: the one drawn is then the first after the middle.
+    middle = (side - 1) / 2 - side // 2
+    inside = []
+    for size, share in zip(pixels.shape[2:], centre.unbind(1), strict=True):
+        drawn = (share * size).floor_()  # any pixel, each with the same probability
+        offset = torch.arange(-middle, size - middle, device=pixels.device) - drawn[:, None]  # from the hole's middle
+        inside.append(offset.abs_() < side / 2)
+    down, across = inside  # [B, H], [B, W]
+    pixels.masked_fill_((down[:, :, None] & across[:, None])[:, None], 0)
 
 
 # A constant made from a Python list is a copy from the host, which a CUDA graph under capture forbids. So it is made

@@ -38,8 +38,10 @@ CHARACTERS: tuple[str, ...] = (
     *"★☀♥♣♦♪☺☯☎☂✈✂⚓♞",
 )
 
-GLYPHS_AUGMENTATION = Augmentation(mean=(0.501, 0.500, 0.500), std=(0.240, 0.242, 0.240), padding=2, flip=False)
-"""No flip: a mirrored character is another character."""
+GLYPHS_AUGMENTATION = Augmentation(
+    mean=(0.501, 0.500, 0.500), std=(0.240, 0.242, 0.240), padding=2, flip=False, policy="svhn", cutout=8
+)
+"""No flip: a mirrored character is another character. Nor a larger hole: it would hide what tells two of them apart."""
 
 SIZE = 32
 """Side of an image in pixels."""

@@ -22,6 +22,8 @@ from ffcil.errors import InputError, unknown
 
 FOLDER_SIZE = 64
 """side of a folder's images where `image_size` says nothing"""
+LARGE = 96
+"""side from which on AutoAugment treats a folder's images like ImageNet's"""
 TEST_SHARE = 0.2
 """of a folder without train/ and test/ that is kept for testing, class by class"""
 
@@ -203,6 +205,18 @@ def _stratified(images: ImageSet) -> tuple[ImageSet, ImageSet]:
     )
 
 
+def _folder_augmentation(size: int) -> Augmentation:
+    """For images of `size` pixels: large ones are augmented like ImageNet, small ones like CIFAR."""
+    large = size >= LARGE
+    return Augmentation(
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+        padding=size // 8,
+        policy="imagenet" if large else "cifar10",
+        cutout=0 if large else size // 2,
+    )
+
+
 def _find_folder(root: Path | None) -> str | None:
     if root is None:
         return f"Data set 'folder' needs images: {_HOW_FOLDER}."
@@ -223,7 +237,7 @@ def _load_folder(root: Path | None, image_size: int | None) -> DataSet:
             )
     else:
         train, test = _stratified(_folder_split(root, size))
-    return DataSet(train, test, Augmentation(mean=IMAGENET_MEAN, std=IMAGENET_STD, padding=size // 8))
+    return DataSet(train, test, _folder_augmentation(size))
 
 
 SOURCES: dict[str, Source] = {

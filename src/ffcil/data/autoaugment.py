@@ -1,0 +1,287 @@
+"""AutoAugment for a batch on its device: each image goes through the two operations of its own sub-policy, all at once.
+
+The sub-policies are torchvision's, and so is what an operation does, to the pixel. The published reference differs in
+two points: it shears with bicubic interpolation, where this takes the nearest pixel throughout, as torchvision does;
+and its solarize threshold begins at 256, which is kept here (torchvision's begins at 255).
+
+There is no loop over images and no choice that depends on data, so a captured CUDA graph can hold all of it: every
+image passes through every stage, and a stage that is not its operation's gets parameters that change nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torchvision.transforms import AutoAugment, AutoAugmentPolicy
+from torchvision.transforms import functional as tv
+
+PolicyName = Literal["cifar10", "imagenet", "svhn"]
+Step = tuple[str, float, int | None]
+"""name of an operation, its probability, its magnitude as one of the bins 0 .. 9"""
+Policy = tuple[tuple[Step, Step], ...]
+"""sub-policies: an image gets one of them at random, and its two steps one after the other"""
+
+BINS = 10
+FILL = 128.0
+"""grey of the pixels that a geometric operation moves in from outside"""
+_LUMA = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green and blue
+_STRONGEST = {"Shear": 0.3, "Rotate": 30.0}  # magnitude of the last bin: a slope, degrees
+_TRANSLATION = 150 / 331  # of the image's side, at the last bin
+_BLEND = 0.9  # of brightness, colour, contrast and sharpness, at the last bin: factors 0.1 .. 1.9
+_SIGNED = {"ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast", "Sharpness"}
+
+
+class Operation(NamedTuple):
+    """One operation at one strength."""
+
+    name: str
+    bin: int | None = None
+    negative: bool = False
+
+
+@cache
+def published_policy(name: PolicyName) -> Policy:
+    """The sub-policies that were found for a data set."""
+    return tuple(AutoAugment(AutoAugmentPolicy(name)).policies)
+
+
+@cache
+def operations_of(policy: Policy) -> tuple[Operation, ...]:
+    """All that can happen to an image in one step, each once. Number 0 is that nothing happens."""
+    found = dict.fromkeys([Operation("Identity")])
+    for sub_policy in policy:
+        for step in sub_policy:
+            found |= dict.fromkeys(_with_either_sign(step))
+    return tuple(found)
+
+
+def _with_either_sign(step: Step) -> tuple[Operation, Operation]:
+    """The operation of a step as it is and turned round; the same twice where there is nothing to turn."""
+    name, _, magnitude_bin = step
+    return Operation(name, magnitude_bin), Operation(name, magnitude_bin, negative=name in _SIGNED)
+
+
+def draw_operations(policy: Policy, n: int, generator: torch.Generator) -> Tensor:
+    """What happens to `n` images, first and second: int64, [n, 2], positions in `operations_of(policy)`."""
+    which, chance, sign = torch.rand(n, 5, generator=generator, device=generator.device).split([1, 2, 2], 1)
+    numbers, probabilities = _choices(policy, generator.device)
+    # A number below 1 times a whole number stays below it, also when rounded to float32.
+    sub_policy = (which[:, 0] * len(policy)).long()
+    chosen = numbers[sub_policy].gather(2, (sign < 0.5).long()[..., None])[..., 0]
+    return torch.where(chance < probabilities[sub_policy], chosen, 0)
+
+
+def auto_augment(pixels: Tensor, policy: Policy, operations: Tensor) -> Tensor:
+    """Images after their two operations, as a new tensor.
+
+    Args:
+        pixels: float32, [B, 3, H, W], whole numbers in 0 .. 255, and so is what comes back
+        operations: int64, [B, 2], as from `draw_operations`
+    """
+    tables = _tables(policy, pixels.shape[2], pixels.shape[3], pixels.device)
+    first, second = operations.unbind(1)
+    # A step of an image either recolours or moves its pixels. So the moves of both steps can be made in one, between
+    # the colours of the first step and those of the second.
+    blends = any(operation.name in ("Color", "Sharpness") for operation in operations_of(policy))
+    pixels = _recolour(pixels, tables, first, blends)
+    pixels = _move(pixels, tables, first, second)
+    return _recolour(pixels, tables, second, blends)
+
+
+# --- what is known before the images -------------------------------------------------------------------------------
+
+
+class _Tables(NamedTuple):
+    """Parameters of a policy's operations (E of them, by their numbers), for one image size on one device."""
+
+    luma: Tensor
+    """[3, 1, 1]"""
+    map: Tensor
+    """int64 [E]: the row of `sources`; 0 for what moves nothing"""
+    sources: Tensor
+    """int64 [maps, H * W + 1]: which pixel is moved here. Pixel H * W stands for the fill, and stays where it is."""
+    curves: Tensor
+    """[E, 256]: what each grey level becomes, before it is cut to a whole number in 0 .. 255"""
+    own_curve: Tensor
+    """bool [E, 2]: whether the curve is the image's own: from its extremes (autocontrast), from its histogram"""
+    shares: Tensor
+    """[E, 4]: of the mean brightness in the curve (contrast); of the image itself in the blend that follows, of the
+    grey image (colour), of the smoothed image (sharpness)"""
+
+
+@cache
+def _choices(policy: Policy, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Of each sub-policy and step: operation with either sign, int64 [S, 2, 2], and probability, [S, 2]."""
+    number = {operation: k for k, operation in enumerate(operations_of(policy))}
+    numbers = [[[number[operation] for operation in _with_either_sign(step)] for step in pair] for pair in policy]
+    probabilities = [[probability for _, probability, _ in pair] for pair in policy]
+    return torch.tensor(numbers, device=device), torch.tensor(probabilities, device=device)
+
+
+# Kept for good: a captured graph reads these tensors at every replay. They are copied to the device in a step that
+# warms up before the capture, which itself forbids copies from the host.
+@cache
+def _tables(policy: Policy, height: int, width: int, device: torch.device) -> _Tables:
+    operations = [(o.name, _magnitude(o, height, width)) for o in operations_of(policy)]
+    sources, maps = [torch.arange(height * width + 1)], []
+    for name, magnitude in operations:
+        source = _source(name, magnitude, height, width)
+        maps.append(0 if source is None else len(sources))
+        sources += [] if source is None else [source]
+
+    def called(wanted: str) -> Tensor:
+        return torch.tensor([name == wanted for name, _ in operations])
+
+    # The factor of the image itself in a blend, and of what it is blended with; rounded to float32 one by one.
+    factor = torch.tensor([1.0 + magnitude for _, magnitude in operations])
+    rest = torch.tensor([1.0 - (1.0 + magnitude) for _, magnitude in operations])
+    grey, smooth = called("Color"), called("Sharpness")
+    if min(height, width) < 3:
+        smooth[:] = False  # no pixel has eight neighbours
+    tensors = _Tables(
+        luma=torch.tensor(_LUMA).view(3, 1, 1),
+        map=torch.tensor(maps),
+        sources=torch.stack(sources),
+        curves=torch.stack([_curve(name, magnitude) for name, magnitude in operations]),
+        own_curve=torch.stack([called("AutoContrast"), called("Equalize")], 1),
+        shares=torch.stack(
+            [rest * called("Contrast"), torch.where(grey | smooth, factor, 1.0), rest * grey, rest * smooth], 1
+        ),
+    )
+    return _Tables(*(table.to(device) for table in tensors))
+
+
+def _magnitude(operation: Operation, height: int, width: int) -> float:
+    """What a bin means. Rounded to float32, as torchvision's are: that decides which pixel is nearest."""
+    name, magnitude_bin, negative = operation
+    if magnitude_bin is None:
+        return 0.0
+    if name == "Posterize":
+        return 8.0 - round(magnitude_bin * 4 / (BINS - 1))  # bits
+    start, end = 0.0, _BLEND
+    if name == "Solarize":
+        start, end = 256.0, 0.0
+    elif name.startswith("Translate"):
+        end = _TRANSLATION * (width if name.endswith("X") else height)
+    else:
+        end = _STRONGEST.get(name.rstrip("XY"), end)
+    magnitude = float(torch.linspace(start, end, BINS)[magnitude_bin])
+    return -magnitude if negative else magnitude
+
+
+def _source(name: str, magnitude: float, height: int, width: int) -> Tensor | None:
+    """Where each pixel comes from, int64 [H * W + 1]; None for an operation that moves nothing.
+
+    torchvision moves an image whose pixels hold their own numbers, which are whole in float32 up to 4096 x 4096 pixels.
+    """
+    moved: Tensor
+    numbers = torch.arange(height * width, dtype=torch.float32).view(1, height, width)
+    fill = [float(height * width)]
+    across, down = (float(name.endswith(axis)) for axis in "XY")
+    if name.startswith("Shear"):
+        slope = math.degrees(math.atan(magnitude))
+        # about the corner, where the published reference shears
+        moved = tv.affine(numbers, 0.0, [0, 0], 1.0, [slope * across, slope * down], fill=fill, center=[0, 0])
+    elif name.startswith("Translate"):
+        offset = [int(magnitude * across), int(magnitude * down)]
+        moved = tv.affine(numbers, 0.0, offset, 1.0, [0.0, 0.0], fill=fill)
+    elif name == "Rotate":
+        moved = tv.rotate(numbers, magnitude, fill=fill)
+    else:
+        return None
+    return torch.cat([moved.long().view(-1), torch.tensor([height * width])])
+
+
+def _curve(name: str, magnitude: float) -> Tensor:
+    """What each grey level becomes, [256], as far as that does not depend on the image."""
+    levels = torch.arange(256, dtype=torch.float32)
+    if name in ("Brightness", "Contrast"):
+        return levels * (1.0 + magnitude)
+    if name == "Posterize":
+        step = 1 << (8 - int(magnitude))
+        return (levels / step).floor() * step
+    if name == "Solarize":
+        return torch.where(levels >= magnitude, 255 - levels, levels)
+    if name == "Invert":
+        return 255 - levels
+    return levels
+
+
+# --- what is done to the images ------------------------------------------------------------------------------------
+
+
+def _move(pixels: Tensor, tables: _Tables, first: Tensor, second: Tensor) -> Tensor:
+    """The geometry of both steps: the pixel that the second step takes is looked up where the first has put it."""
+    after = tables.sources.index_select(0, tables.map.index_select(0, second))[:, :-1]
+    source = tables.sources.index_select(0, tables.map.index_select(0, first)).gather(1, after)  # [B, H * W]
+    filled = torch.nn.functional.pad(pixels.flatten(2), (0, 1), value=FILL)
+    return filled.gather(2, source[:, None].expand(-1, pixels.shape[1], -1)).view(pixels.shape)
+
+
+def _recolour(pixels: Tensor, tables: _Tables, operation: Tensor, blends: bool) -> Tensor:
+    """The colours of one step: a curve for every image and channel, then a blend with its grey or smoothed self.
+
+    Args:
+        operation: int64, [B]
+        blends: whether the policy has such a blend
+    """
+    red, green, blue = (pixels * tables.luma).split(1, 1)
+    grey = (red + green).add_(blue).floor_()  # [B, 1, H, W]; in this order on every device, since the cut depends on it
+    levels = pixels.flatten(2).long()  # [B, 3, H * W]
+    of_mean, of_self, of_grey, of_smooth = tables.shares.index_select(0, operation)[..., None, None, None].unbind(1)
+    curves = _image_curves(pixels, levels, grey, of_mean[..., 0, 0], tables, operation)
+    result = curves.gather(2, levels).view(pixels.shape)
+    if not blends:
+        return result
+    del levels  # eight bytes a pixel
+    # Sums as torchvision's, rounding included: an image has one share that is not 0, and adding 0 changes nothing.
+    result.mul_(of_self).add_(grey.mul_(of_grey)).add_(_smoothed(pixels).mul_(of_smooth))
+    return result.clamp_(0, 255).floor_()
+
+
+def _image_curves(
+    pixels: Tensor, levels: Tensor, grey: Tensor, of_mean: Tensor, tables: _Tables, operation: Tensor
+) -> Tensor:
+    """What each grey level of each channel of each image becomes: [B, 3, 256].
+
+    Args:
+        levels: the pixels as int64, [B, 3, H * W]
+        grey: [B, 1, H, W]
+        of_mean: share of the mean brightness, [B, 1]
+    """
+    # The sum is exact up to 256 x 256 pixels; in larger images its rounding may cost a grey level. Divided by a tensor,
+    # since CUDA multiplies with the rounded inverse of a number.
+    total = grey.sum((2, 3))  # [B, 1]
+    mean = total / torch.full_like(total, levels.shape[2])
+    given = tables.curves.index_select(0, operation) + mean * of_mean  # [B, 256]
+
+    low, high = (extreme.flatten(2) for extreme in (pixels.amin((2, 3), True), pixels.amax((2, 3), True)))  # [B, 3, 1]
+    counts = torch.zeros(*levels.shape[:2], 256, dtype=torch.int32, device=levels.device)
+    counts.scatter_add_(2, levels, torch.ones_like(levels, dtype=torch.int32))
+    below = counts.cumsum(2, dtype=torch.int32) - counts  # pixels darker than a level
+    step = below.gather(2, high.long()).div(255, rounding_mode="floor")
+    # Whole numbers below 2^24, so that the cut of their float32 quotient is right. 0 / 0 occurs, and is not selected.
+    equalised = (below + step // 2) / step
+
+    flat = low == high  # such a channel has nothing to stretch: 0 .. 255 leaves it as it is
+    low, high = low.masked_fill(flat, 0), high.masked_fill(flat, 255)
+    stretched = (tables.curves[0] - low) * (255 / (high - low))
+
+    stretches, equalises = tables.own_curve.index_select(0, operation)[..., None, None].unbind(1)  # [B, 1, 1]
+    curves = torch.where(stretches, stretched, given[:, None])
+    curves = torch.where(equalises & (step > 0), equalised, curves)
+    return curves.clamp_(0, 255).floor_()
+
+
+def _smoothed(pixels: Tensor) -> Tensor:
+    """Each pixel's mean with its eight neighbours, itself with weight 5, rounded; the outermost pixels as they are."""
+    rows = (pixels[..., :-2] + pixels[..., 1:-1]).add_(pixels[..., 2:])
+    squares = (rows[..., :-2, :] + rows[..., 1:-1, :]).add_(rows[..., 2:, :])  # [B, 3, H - 2, W - 2]
+    squares.add_(pixels[..., 1:-1, 1:-1], alpha=4)
+    result = pixels.clone()
+    result[..., 1:-1, 1:-1] = squares.div_(13).round_()  # a thirteenth is never near a half: every rounding agrees
+    return result
