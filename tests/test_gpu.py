@@ -13,7 +13,7 @@ from ffcil.config import RunConfig, resolve
 from ffcil.data.image_set import ImageSet
 from ffcil.data.sources import CIFAR100_AUGMENTATION
 from ffcil.losses import class_wise_mean
-from ffcil.methods.learner import Learner, build_learner
+from ffcil.methods.learner import METHODS, Learner, build_learner
 from ffcil.stream import Stream
 from ffcil.training import Engine, Progress
 
@@ -45,7 +45,7 @@ def learn(settings: RunConfig, device: str = "cuda", method: str = "icarl") -> t
     return learner, losses
 
 
-@pytest.mark.parametrize("method", ["finetune", "replay", "joint", "icarl"])
+@pytest.mark.parametrize("method", sorted(METHODS))
 def test_a_captured_step_trains_as_an_eager_one(method: str) -> None:
     captured, losses = learn(config(graph=True), method=method)
     eager, expected = learn(config(graph=False), method=method)
