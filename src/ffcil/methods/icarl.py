@@ -5,16 +5,13 @@ Rebuffi et al., CVPR 2017, in the softmax form in which PyCIL and the field run 
 
 from __future__ import annotations
 
-import copy
-
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from ffcil.losses import cross_entropy, distillation
 from ffcil.methods.learner import LearnerSettings, MethodConfig, register
 from ffcil.methods.replay import Replay
-from ffcil.models.heads import GrowingLinear
+from ffcil.methods.teacher import Teacher
 from ffcil.stream import Increment
 
 
@@ -44,27 +41,17 @@ class ICaRL(Replay):
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
-        # One teacher for the whole stream, overwritten at each step, so that it is compiled once.
-        self.teacher = self.build_backbone().requires_grad_(False)
-        self.teacher_head = GrowingLinear(self.teacher.feature_dim).requires_grad_(False)
+        self.teacher = Teacher(self)
 
     def grow(self, increment: Increment) -> None:
-        self.teacher.load_state_dict(self.backbone.state_dict())
-        self.teacher_head = copy.deepcopy(self.head).requires_grad_(False)
+        self.teacher.become(self)
         super().grow(increment)
 
-    def teacher_logits(self, images: Tensor) -> Tensor:
-        with torch.no_grad():
-            with self.engine.autocast():
-                features = self.teacher(images)
-            logits: Tensor = self.teacher_head(features.float())
-        return logits
-
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
-        old = self.teacher_head.classes
+        old = self.teacher.classes
         if old == 0:
             return super().loss(images, targets)
-        teacher = self.engine.aside(lambda: self.teacher_logits(images))
+        teacher = self.engine.aside(lambda: self.teacher(images))
         features = self.features(images)
         logits = self.head(features)
         per_sample = cross_entropy(logits, targets)
