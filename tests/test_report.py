@@ -556,3 +556,16 @@ def test_the_data_sets_own_order_is_a_seed_of_its_own(tmp_path: Path) -> None:
     assert [run.seed_label for run in runs] == ["seeds none/0/0", "seeds 3/0/0"]
     (row,) = compare(runs)
     assert row.cells["Equ.T"].runs == 2
+
+
+def test_the_page_tells_what_every_step_cost(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", "FF.org", 0, lambda c, t, k: 10)
+    path = folder / "records.jsonl"
+    told = {"parameters": 75_290, "trained_parameters": 1_234, "images_per_second": 812.6, "peak_memory_bytes": None}
+    lines = [json.dumps(json.loads(line) | told) for line in path.read_text().splitlines()]
+    path.write_text("\n".join(lines) + "\n")
+    text = write_page([load_run(folder)], tmp_path / "page.html").read_text()
+    cost = text.split("Cost, step by step</h4><pre>")[1].split("</pre>")[0].splitlines()
+    assert cost[0].split() == ["step", "parameters", "trained", "images/s"]  # nothing is known of memory
+    assert cost[1].split() == ["1", "75,290", "1,234", "813"]
+    assert len(cost) == 5

@@ -321,6 +321,7 @@ class Run:
             "seconds": sum(seconds.values()),
             "seconds_by_phase": seconds,
             "images_per_second": images / seconds["train"],
+            "parameters": records[-1]["parameters"],
         }
         self._write("summary.json", summary)
         write_whole(self.folder / "done", b"")

@@ -321,11 +321,33 @@ def _how(run: RunRecord) -> str:
     if isinstance(command, list):
         command = shlex.join(str(word) for word in command)
     parts = [("Command", str(command))] if command else []
+    if run.records:
+        parts.append(("Cost, step by step", _cost(run)))
     parts += [("Configuration", _json(run.config)), ("Schedule", " ".join(str(size) for size in run.sizes))]
     rest = {name: value for name, value in run.environment.items() if name != "command"}
     if rest:
         parts.append(("Environment", _json(rest)))
     return "".join(f"<h4>{name}</h4><pre>{escape(text)}</pre>" for name, text in parts)
+
+
+COSTS = (
+    ("step", "step", "{}"),
+    ("parameters", "parameters", "{:,}"),
+    ("trained", "trained_parameters", "{:,}"),
+    ("exemplars", "memory", "{:,}"),
+    ("images/s", "images_per_second", "{:,.0f}"),
+    ("peak GPU bytes", "peak_memory_bytes", "{:,}"),
+)
+"""title, field of a record, how it is written"""
+
+
+def _cost(run: RunRecord) -> str:
+    """What every step needs, in columns of text; what the records say nothing of is left out."""
+    told = [cost for cost in COSTS if all(record.get(cost[1]) is not None for record in run.records)]
+    lines = [[title for title, _, _ in told]]
+    lines += [[written.format(record[field]) for _, field, written in told] for record in run.records]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines)
 
 
 def _json(value: Any) -> str:
