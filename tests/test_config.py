@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from ffcil.config import describe_fields, parse_assignments, recipe_names, resolve
+from ffcil.data.sources import SOURCES
 from ffcil.errors import InputError
+from ffcil.methods import METHODS
+from ffcil.methods.learner import complete
+from ffcil.models.resnet import BACKBONES
 
 
 def set_(*assignments: str, recipe: str = "glyphs") -> dict[str, object]:
@@ -15,8 +19,11 @@ def set_(*assignments: str, recipe: str = "glyphs") -> dict[str, object]:
 
 
 @pytest.mark.parametrize("recipe", recipe_names())
-def test_every_recipe_resolves(recipe: str) -> None:
-    assert resolve(recipe).dataset in ("glyphs", "cifar100")
+def test_every_recipe_resolves_for_every_method(recipe: str) -> None:
+    for method in METHODS:
+        config = complete(resolve(recipe, {"method": method}))
+        assert config.dataset in SOURCES
+        assert config.backbone in BACKBONES
 
 
 def test_the_published_schedule_of_icarl() -> None:
@@ -24,6 +31,18 @@ def test_the_published_schedule_of_icarl() -> None:
     assert (train.batch, train.momentum) == (128, 0.9)
     assert (train.first.epochs, train.first.milestones, train.first.weight_decay) == (200, (60, 120, 170), 5e-4)
     assert (train.later.epochs, train.later.milestones, train.later.weight_decay) == (170, (80, 120), 2e-4)
+
+
+@pytest.mark.parametrize("recipe", ["cifar100", "imagenet100", "imagenet100-half"])
+@pytest.mark.parametrize("method", ["der", "memo", "tagfex"])
+def test_the_published_schedule_of_the_expanding_methods(recipe: str, method: str) -> None:
+    config = complete(resolve(recipe, {"method": method}))
+    train = config.train
+    assert (train.first.epochs, train.first.milestones, train.first.weight_decay) == (200, (60, 120, 170), 5e-4)
+    assert (train.later.epochs, train.later.milestones, train.later.weight_decay) == (170, (80, 120, 150), 2e-4)
+    assert train.augment == ("auto" if method == "tagfex" else "standard")
+    if method == "memo":  # a large first step gives the shared network enough
+        assert config.options["train_base"] == (recipe != "imagenet100-half")
 
 
 def test_overrides_are_typed_yaml() -> None:
