@@ -19,7 +19,8 @@ LAYERS = [
     ["data.augment"],
     ["data.glyphs"],
     ["data.sources"],
-    ["stream", "models.heads", "models.resnet"],
+    ["stream", "models.heads", "models.resnet", "models.tuners"],
+    ["models.vit"],
     ["training", "robustness", "feature_cache"],
     ["environment", "methods.learner"],
     ["methods.*"],  # a method may build on another

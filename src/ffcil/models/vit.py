@@ -1,0 +1,133 @@
+"""The one ViT: any of timm's, frozen, with two sites in every block at which methods attach what they train."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import timm
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from timm.models.vision_transformer import Block, VisionTransformer, checkpoint_filter_fn
+from torch import Tensor, nn
+
+from ffcil.errors import InputError, unknown
+from ffcil.models.tuners import LoRA, Tuning
+
+UNTUNED: Sequence[Tuning] = ()
+
+
+class ViT(nn.Module):
+    """Images [B, 3, H, W] to features [B, feature_dim]; attached tunings that are fresh leave timm's output bit-equal.
+
+    `forward` is `read(through(embed(images)))`; a method that shares the lower blocks calls the three parts itself.
+    """
+
+    def __init__(self, net: VisionTransformer) -> None:
+        super().__init__()
+        self.net = net.requires_grad_(False).eval()
+        self.feature_dim = int(net.num_features)
+        self.width, self.depth = int(net.embed_dim), len(net.blocks)
+        published = cast(dict[str, Any], net.pretrained_cfg)
+        self.mean: tuple[float, float, float] = tuple(published["mean"])
+        """with `std`: how the images were normalised on which the weights were trained"""
+        self.std: tuple[float, float, float] = tuple(published["std"])
+
+    def forward(self, images: Tensor, tunings: Sequence[Tuning] = UNTUNED) -> Tensor:
+        return self.read(self.through(self.embed(images), tunings))
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Patches, class token and positions: [B, N, width]"""
+        tokens: Tensor = self.net._pos_embed(self.net.patch_embed(images))
+        return cast(Tensor, self.net.norm_pre(self.net.patch_drop(tokens)))
+
+    def through(
+        self, tokens: Tensor, tunings: Sequence[Tuning] = UNTUNED, first: int = 0, last: int | None = None
+    ) -> Tensor:
+        """The blocks from `first` up to `last`, which is not among them; `tunings` are of these blocks."""
+        blocks = list(self.net.blocks)[first:last]
+        for block, tuning in zip(blocks, tunings or [Tuning()] * len(blocks), strict=True):
+            tokens = _tuned(cast(Block, block), tokens, tuning)
+        return tokens
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """The last norm and the class token, or what this ViT pools: [B, feature_dim]"""
+        return self.net.forward_head(self.net.norm(tokens), pre_logits=True)
+
+
+def _tuned(block: Block, tokens: Tensor, tuning: Tuning) -> Tensor:
+    """timm's block with what is attached; its stochastic depth is idle, since the network is frozen."""
+    attended = tokens + block.ls1(_attention(block.attn, block.norm1(tokens), tuning.lora))
+    out: Tensor = attended + block.ls2(block.mlp(block.norm2(attended)))
+    return out if tuning.adapter is None else out + tuning.adapter(attended)
+
+
+def _attention(attention: Any, tokens: Tensor, lora: LoRA | None) -> Tensor:
+    if lora is None:
+        return cast(Tensor, attention(tokens))
+    batch, count, _ = tokens.shape
+    of_queries, of_values = lora(tokens)
+    queries, keys, values = attention.qkv(tokens).chunk(3, dim=-1)
+    by_head = (batch, count, attention.num_heads, attention.head_dim)
+    queries, keys, values = (
+        part.reshape(by_head).transpose(1, 2) for part in (queries + of_queries, keys, values + of_values)
+    )
+    attended = F.scaled_dot_product_attention(attention.q_norm(queries), attention.k_norm(keys), values)
+    return cast(Tensor, attention.proj(attention.norm(attended.transpose(1, 2).flatten(2))))
+
+
+def build_vit(name: str, weights: str | None, image_size: int) -> ViT:
+    """A frozen ViT by timm's name, with its tag where there are several: `vit_base_patch16_224.augreg_in21k`.
+
+    Args:
+        weights: a local .safetensors, .pth or .bin file with timm's keys; "hub": what timm publishes under the name;
+            None: random, for tests of speed
+        image_size: side of the images; the position embeddings are resampled to it
+    """
+    if not timm.is_model(name):
+        raise unknown("backbone", name, timm.list_models("vit_*", pretrained=True) + timm.list_models("vit_*"))
+    logging.getLogger("timm").setLevel(logging.WARNING)  # it tells of every resampled embedding
+    options: dict[str, Any] = {"num_classes": 0, "img_size": image_size}
+    try:
+        net = timm.create_model(name, pretrained=weights == "hub", **options)
+    except TypeError as error:  # the network knows no `img_size`
+        raise InputError(f"Backbone {name!r} is not a plain ViT: choose a vit_* of timm's.") from error
+    except (OSError, RuntimeError) as error:
+        if weights != "hub":
+            raise
+        raise InputError(
+            f"The weights of {name!r} cannot be had from the hub ({error}): name a file with --set weights=FILE."
+        ) from error
+    if not isinstance(net, VisionTransformer) or not all(isinstance(block, Block) for block in net.blocks):
+        raise InputError(f"Backbone {name!r} is not a plain ViT: choose a vit_* of timm's.")
+    if any(getattr(block.attn, "gate", None) is not None for block in net.blocks):
+        raise InputError(f"Backbone {name!r} has gated attention, which LoRA does not know: choose another vit_*.")
+    if weights is not None and weights != "hub":
+        _load(net, Path(weights).expanduser(), name)
+    return ViT(net)
+
+
+def _load(net: VisionTransformer, path: Path, name: str) -> None:
+    """Weights of any precision from a file into the network; those of a classifier are left out."""
+    if not path.is_file():
+        raise InputError(f"There is no weights file {str(path)!r}: name an existing one with --set weights=FILE.")
+    try:
+        state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+    except Exception as error:  # every format has errors of its own
+        raise InputError(f"The weights file {str(path)!r} cannot be read ({error}): get it again.") from error
+    state = {key: value for key, value in checkpoint_filter_fn(state, net).items() if not key.startswith("head.")}
+    own = net.state_dict()
+    wrong = [f"{key} is missing" for key in own if key not in state]
+    wrong += [f"{key} is unknown" for key in state if key not in own]
+    wrong += [
+        f"{key} has shape {list(state[key].shape)}, not {list(value.shape)}"
+        for key, value in own.items()
+        if key in state and state[key].shape != value.shape
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise InputError(f"The weights in {str(path)!r} do not fit {name!r}: {'; '.join(wrong[:3])}{more}.")
+    net.load_state_dict(state)

@@ -1,0 +1,149 @@
+"""The ViT against timm's own output; tunings that are fresh change nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ffcil.errors import InputError
+from ffcil.models.tuners import Adapter, LoRA, Tuning, adapters
+from ffcil.models.vit import ViT, build_vit
+
+TINY = "vit_tiny_patch16_224"
+# of several families: layer scale, register tokens, no class token, average pooling, norm before the blocks
+FAMILIES = [TINY, "vit_small_patch14_dinov2", "vit_small_patch14_reg4_dinov2", "vit_base_patch16_clip_224"]
+
+
+def images(size: int = 224, count: int = 2) -> Tensor:
+    return torch.rand(count, 3, size, size, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def tiny() -> ViT:
+    torch.manual_seed(0)
+    return build_vit(TINY, None, 64)
+
+
+def test_untuned_it_is_timms(tiny: ViT) -> None:
+    x = images(64)
+    with torch.no_grad():
+        assert torch.equal(tiny(x), tiny.net.forward_head(tiny.net.forward_features(x), pre_logits=True))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families(name: str) -> None:
+    vit = build_vit(name, None, 56 if "14" in name else 64)
+    x = images(56 if "14" in name else 64)
+    with torch.no_grad():
+        plain = vit.net(x)
+        tuned = vit(x, [Tuning(Adapter(vit.width, 4).eval(), LoRA(vit.width, 4)) for _ in range(vit.depth)])
+    assert torch.equal(vit(x), plain)
+    assert torch.equal(tuned, plain)
+    assert plain.shape == (2, vit.feature_dim)
+
+
+def test_nothing_of_it_is_trained(tiny: ViT) -> None:
+    assert not any(parameter.requires_grad for parameter in tiny.parameters())
+    tunings = [Tuning(adapter) for adapter in adapters(tiny.depth, tiny.width, 4)]
+    tiny(images(64), tunings).square().sum().backward()
+    for tuning in tunings:
+        assert tuning.adapter is not None
+        assert tuning.adapter.up.weight.grad is not None
+        assert tuning.adapter.up.weight.grad.ne(0).any()
+
+
+def test_an_adapter_by_hand() -> None:
+    adapter, x = Adapter(6, 3).eval(), torch.randn(2, 5, 6)
+    torch.nn.init.normal_(adapter.up.weight)
+    torch.nn.init.normal_(adapter.up.bias)
+    for b in range(2):
+        for n in range(5):
+            hidden = (adapter.down.weight @ x[b, n] + adapter.down.bias).clamp_min(0)
+            expected = 0.1 * (adapter.up.weight @ hidden + adapter.up.bias)
+            torch.testing.assert_close(adapter(x)[b, n], expected)
+
+
+def test_an_adapter_stands_beside_the_mlp(tiny: ViT) -> None:
+    """h + MLP(LN(h)) + adapter(h), where h has the attention in it and no norm."""
+    adapter = Adapter(tiny.width, 4).eval()
+    torch.nn.init.normal_(adapter.up.weight)
+    tokens = torch.randn(1, 5, tiny.width)
+    block = tiny.net.blocks[0]
+    with torch.no_grad():
+        h = tokens + block.attn(block.norm1(tokens))
+        expected = h + block.mlp(block.norm2(h)) + adapter(h)
+        torch.testing.assert_close(tiny.through(tokens, [Tuning(adapter)], 0, 1), expected)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_folded_lora_is_unfolded_lora(tiny: ViT, weighted: bool) -> None:
+    lora = LoRA(tiny.width, 4, weighted)
+    torch.nn.init.normal_(lora.up, std=0.1)
+    tokens = torch.randn(2, 5, tiny.width)
+    block = tiny.net.blocks[0]
+    with torch.no_grad():
+        unfolded = tiny.through(tokens, [Tuning(lora=lora)], 0, 1)
+        weight = block.attn.qkv.weight.clone()
+        block.attn.qkv.weight += lora.folded()
+        folded = tiny.through(tokens, [Tuning()], 0, 1)
+        block.attn.qkv.weight.copy_(weight)
+        assert (tiny.through(tokens, [Tuning()], 0, 1) - folded).abs().max() > 1e-3
+    torch.testing.assert_close(folded, unfolded, rtol=1e-4, atol=1e-5)
+
+
+def test_lora_starts_with_orthonormal_columns() -> None:
+    lora = LoRA(32, 5)
+    torch.testing.assert_close(lora.down.mT @ lora.down, torch.eye(5).expand(2, 5, 5), rtol=0, atol=1e-5)
+    assert lora.up.eq(0).all()
+
+
+def test_the_parts_make_the_whole(tiny: ViT) -> None:
+    x = images(64)
+    tunings = [Tuning(adapter) for adapter in adapters(tiny.depth, tiny.width, 4).eval()]
+    with torch.no_grad():
+        trunk = tiny.through(tiny.embed(x), tunings[:5], 0, 5)
+        assert torch.equal(tiny.read(tiny.through(trunk, tunings[5:], 5)), tiny(x, tunings))
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.float16])
+def test_weights_from_a_file(tmp_path: Path, precision: torch.dtype) -> None:
+    """Also with a classifier in it, in half precision, and made for another image size."""
+    theirs = timm.create_model(TINY, num_classes=10)
+    save_file({k: v.to(precision) for k, v in theirs.state_dict().items()}, tmp_path / "w.safetensors")
+    vit = build_vit(TINY, str(tmp_path / "w.safetensors"), 224)
+    expected = timm.create_model(TINY, num_classes=0)
+    expected.load_state_dict({k: v.to(precision).float() for k, v in theirs.state_dict().items() if "head." not in k})
+    with torch.no_grad():
+        assert torch.equal(vit(images()), expected.eval()(images()))
+    smaller = build_vit(TINY, str(tmp_path / "w.safetensors"), 96)
+    assert smaller.net.pos_embed.shape[1] == 1 + (96 // 16) ** 2
+    assert smaller(images(96)).isfinite().all()
+
+
+def test_weights_that_do_not_fit_say_which_keys(tmp_path: Path) -> None:
+    state = timm.create_model("vit_small_patch16_224", num_classes=0).state_dict()
+    save_file(state, tmp_path / "small.safetensors")
+    with pytest.raises(InputError, match=r"do not fit 'vit_tiny.*cls_token has shape \[1, 1, 384\], not \[1, 1, 192\]"):
+        build_vit(TINY, str(tmp_path / "small.safetensors"), 224)
+    state = timm.create_model(TINY, num_classes=0).state_dict()
+    state["extra"] = state.pop("norm.weight")
+    save_file(state, tmp_path / "odd.safetensors")
+    with pytest.raises(InputError, match=r"norm\.weight is missing; extra is unknown"):
+        build_vit(TINY, str(tmp_path / "odd.safetensors"), 224)
+    (tmp_path / "bad.safetensors").write_bytes(b"not weights")
+    with pytest.raises(InputError, match="cannot be read"):
+        build_vit(TINY, str(tmp_path / "bad.safetensors"), 224)
+    with pytest.raises(InputError, match="no weights file"):
+        build_vit(TINY, str(tmp_path / "none.safetensors"), 224)
+
+
+def test_names() -> None:
+    with pytest.raises(InputError, match="did you mean 'vit_tiny_patch16_224"):
+        build_vit("vit_tiny_patch_224", None, 224)
+    with pytest.raises(InputError, match="not a plain ViT"):
+        build_vit("resnet18", None, 224)
