@@ -79,21 +79,21 @@ def _attention(attention: Any, tokens: Tensor, lora: LoRA | None) -> Tensor:
     return cast(Tensor, attention.proj(attention.norm(attended.transpose(1, 2).flatten(2))))
 
 
-def build_vit(name: str, weights: str | None, image_size: int) -> ViT:
+def build_vit(name: str, weights: str | None) -> ViT:
     """A frozen ViT by timm's name, with its tag where there are several: `vit_base_patch16_224.augreg_in21k`.
 
     Args:
         weights: a local .safetensors, .pth or .bin file with timm's keys; "hub": what timm publishes under the name;
             None: random, for tests of speed
-        image_size: side of the images; the position embeddings are resampled to it
+
+    Images may have any size that the patches divide: the position embeddings are resampled to it.
     """
     if not timm.is_model(name):
         raise unknown("backbone", name, timm.list_models("vit_*", pretrained=True) + timm.list_models("vit_*"))
     logging.getLogger("timm").setLevel(logging.WARNING)  # it tells of every resampled embedding
-    options: dict[str, Any] = {"num_classes": 0, "img_size": image_size}
     try:
-        net = timm.create_model(name, pretrained=weights == "hub", **options)
-    except TypeError as error:  # the network knows no `img_size`
+        net = timm.create_model(name, pretrained=weights == "hub", num_classes=0, dynamic_img_size=True)
+    except TypeError as error:  # the network knows no `dynamic_img_size`
         raise InputError(f"Backbone {name!r} is not a plain ViT: choose a vit_* of timm's.") from error
     except (OSError, RuntimeError) as error:
         if weights != "hub":
