@@ -189,10 +189,10 @@ def test_bics_correction_is_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None
     held_out = torch.cat(learner.held_out(stream[1]))
     assert len(held_out) == 5 * 8
 
-    def whole_set(loss: Any, parameters: Any, data: FitData, _: Any, train: Any, *rest: Any) -> Progress:
+    def whole_set(loss: Any, rates: Any, data: FitData, _: Any, train: Any, *rest: Any) -> Progress:
         assert sorted(data.rows.tolist()) == sorted(held_out.tolist())
         longer = train.later.model_copy(update=phase)
-        return fit(loss, parameters, data, longer, train.model_copy(update={"batch": 40}), *rest)
+        return fit(loss, rates, data, longer, train.model_copy(update={"batch": 40}), *rest)
 
     monkeypatch.setattr("ffcil.methods.bic.fit", whole_set)
     notes = learner.learn(stream[1])
@@ -250,10 +250,10 @@ def test_bic_never_trains_on_held_out_images(make_learner: Make) -> None:
 def test_bics_validation_set_is_balanced(make_learner: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Tensor] = []
 
-    def watch(loss: Any, parameters: Any, data: FitData, *rest: Any) -> Progress:
+    def watch(loss: Any, rates: Any, data: FitData, *rest: Any) -> Progress:
         seen.append(data.images.labels[data.rows])
-        assert [list(p.shape) for p in parameters] == [[2]]
-        return fit(loss, parameters, data, *rest)
+        assert [list(p.shape) for rate in rates for p in rate.parameters] == [[2]]
+        return fit(loss, rates, data, *rest)
 
     monkeypatch.setattr("ffcil.methods.bic.fit", watch)
     learner = make_learner(method="bic", memory={"budget": 100})

@@ -21,7 +21,7 @@ LAYERS = [
     ["data.sources"],
     ["stream", "models.heads", "models.resnet", "models.tuners"],
     ["models.vit"],
-    ["training", "robustness", "feature_cache"],
+    ["training", "robustness", "feature_cache", "ha"],
     ["environment", "methods.learner"],
     ["methods.*"],  # a method may build on another
     ["methods"],

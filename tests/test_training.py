@@ -14,7 +14,7 @@ from torch import nn
 from conftest import AUGMENTATION, coloured_images, small_config
 from ffcil.config import Phase
 from ffcil.errors import InputError
-from ffcil.training import Engine, FitData, Progress, derive_seed, evaluating, fit, learning_rate
+from ffcil.training import Engine, FitData, Progress, Rate, derive_seed, evaluating, fit, learning_rate
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ class World:
         return self.model(images.flatten(1)).square().mean()
 
     def fit(self, progress: Progress | None = None, after: Callable[[Progress], None] | None = None) -> Progress:
-        parameters = list(self.model.parameters())
-        return fit(self.loss, parameters, self.data, self.phase, self.settings, self.engine, 5, progress, after)
+        rates = [Rate(list(self.model.parameters()))]
+        return fit(self.loss, rates, self.data, self.phase, self.settings, self.engine, 5, progress, after)
 
 
 @pytest.mark.parametrize(("images", "batch"), [(50, 16), (48, 16), (3, 16), (1, 4)])
@@ -172,3 +172,22 @@ def test_a_device_that_is_not_there(device: str, message: str) -> None:
         pytest.skip("this machine has GPUs")
     with pytest.raises(InputError, match=message):
         Engine.create(device, small_config().train)
+
+
+def test_parameters_may_have_rates_of_their_own() -> None:
+    """Against torch's own optimiser, group by group."""
+    world = World()
+    weight, bias = world.model.weight, world.model.bias
+    before = [weight.detach().clone(), bias.detach().clone()]
+    one_epoch = world.phase.model_copy(update={"epochs": 1, "milestones": ()})
+    settings = world.settings.model_copy(update={"momentum": 0.0, "batch": len(world.data.rows)})
+    fit(world.loss, [Rate([weight]), Rate([bias], 0.1)], world.data, one_epoch, settings, world.engine, 5)
+    images = world.batches[0]
+    model = nn.Linear(3 * 16 * 16, 2)
+    model.load_state_dict({"weight": before[0], "bias": before[1]})
+    model(images.flatten(1)).square().mean().backward()
+    for parameter, old, factor in ((model.weight, before[0], 1.0), (model.bias, before[1], 0.1)):
+        assert parameter.grad is not None
+        step = factor * one_epoch.learning_rate * (parameter.grad + one_epoch.weight_decay * old)
+        trained = weight if parameter is model.weight else bias
+        torch.testing.assert_close(trained.detach(), old - step)

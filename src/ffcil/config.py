@@ -162,6 +162,25 @@ class DiwaSettings(Settings):
     """classes over which the strength approaches 1"""
 
 
+class HaSettings(Settings):
+    """Head-Agnostic Alignment, for pre-trained methods; the paper prints `surrogates` and no other constant."""
+
+    use: bool | None = None
+    """null: where `robust` is true"""
+    surrogates: int = Field(20, ge=0)
+    """features drawn of each earlier class, paper eq. (15); 0: none (the paper's ablation)"""
+    identity: bool = True
+    """hold aligned features near the features themselves, paper eq. (16); false: the paper's ablation"""
+    bottleneck: PositiveInt = 64
+    """width between its two layers"""
+    epochs: PositiveInt = 10
+    """passes over a step's features"""
+    batch: PositiveInt = 128
+    """features of a training step"""
+    learning_rate: float = Field(1e-3, gt=0)
+    """of Adam"""
+
+
 class RunConfig(Settings):
     """One run, complete: the same configuration gives the same run."""
 
@@ -170,12 +189,14 @@ class RunConfig(Settings):
     method: str
     """`ffcil methods` lists them"""
     robust: bool = False
-    """true: class-wise mean + DIWA, the paper's framework; each part can be set alone below"""
+    """true: the paper's framework: class-wise mean, with DIWA or, for pre-trained methods, HA; each part can be set
+    alone below"""
     reduction: Literal["auto", "mean", "class_wise_mean"] = "auto"
     """how per-sample losses become one number; auto: class_wise_mean where robust"""
     alignment: Literal["auto", "none", "wa", "diwa"] = "auto"
     """of the head after a step; auto: diwa where robust, else the method's own"""
     diwa: DiwaSettings = DiwaSettings()
+    ha: HaSettings = HaSettings()
     centre_weight: float = Field(0.0, ge=0)
     """of the centre loss, for methods with a nearest-mean classifier, paper eq. (8); 1 in eq. (9), 0: none"""
     arrivals: ArrivalsSettings
@@ -186,7 +207,13 @@ class RunConfig(Settings):
     train_seed: Seed = 0
     """of initialisation, batches and augmentation"""
     backbone: str
-    """resnet8 (small, for a CPU), resnet32, resnet18 (small images), resnet18-imagenet, resnet18-imagenet-3x3"""
+    """resnet8 (small, for a CPU), resnet32, resnet18 (small images), resnet18-imagenet, resnet18-imagenet-3x3; for
+    pre-trained methods a ViT of timm's by name and tag"""
+    weights: str | None = None
+    """of a pre-trained backbone: a file, or `hub` for those that timm publishes under its name; null: random"""
+    normalise: Literal["auto", "data", "unit", "weights"] = "auto"
+    """of pixels: by the data set's mean and deviation; to [0, 1] alone; as the weights' own training did; auto: `data`,
+    and `unit` for pre-trained methods, as the published ones"""
     image_size: PositiveInt | None = None
     """side to which a folder's images are resized; null: the data set's own"""
     memory: MemorySettings

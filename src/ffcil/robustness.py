@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ffcil.alignment import Alignment, diwa, weight_alignment
-from ffcil.config import DiwaSettings, RunConfig
+from ffcil.config import DiwaSettings, HaSettings, RunConfig
+from ffcil.errors import InputError
 from ffcil.losses import REDUCTIONS, Reduction
 from ffcil.stream import Increment
 
@@ -22,15 +23,26 @@ class Robustness:
     diwa: DiwaSettings
     centre_weight: float
     """of the centre loss; 0: none"""
+    ha: HaSettings | None
+    """None: no Head-Agnostic Alignment"""
 
     @classmethod
-    def resolve(cls, config: RunConfig, own_alignment: str) -> Robustness:
-        reduction, alignment = config.reduction, config.alignment
+    def resolve(cls, config: RunConfig, own_alignment: str, pretrained: bool = False) -> Robustness:
+        """What a configuration says, for a method whose alignment, unless it is set, is `own_alignment`."""
+        reduction, alignment, ha = config.reduction, config.alignment, config.ha.use
         if reduction == "auto":
             reduction = "class_wise_mean" if config.robust else "mean"
+        if pretrained and alignment in ("wa", "diwa"):
+            raise InputError(
+                f"alignment={alignment} has no meaning for {config.method!r}, a pre-trained method: set ha.use=true."
+            )
+        if ha and not pretrained:
+            raise InputError(f"ha.use=true has no meaning for {config.method!r}, which is trained from scratch.")
         if alignment == "auto":
-            alignment = "diwa" if config.robust else own_alignment  # type: ignore[assignment]
-        return cls(REDUCTIONS[reduction], alignment, config.diwa, config.centre_weight)
+            alignment = "diwa" if config.robust and not pretrained else own_alignment  # type: ignore[assignment]
+        if ha is None:
+            ha = config.robust and pretrained
+        return cls(REDUCTIONS[reduction], alignment, config.diwa, config.centre_weight, config.ha if ha else None)
 
     def align(self, weight: Tensor, increment: Increment) -> Alignment | None:
         """Align the head after a step's training, before memory and evaluation."""

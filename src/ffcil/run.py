@@ -31,6 +31,7 @@ from ffcil.errors import InputError
 from ffcil.memory import ExemplarMemory
 from ffcil.methods import find_method
 from ffcil.methods.learner import Learner, build_learner, complete
+from ffcil.models.vit import published_normalisation
 from ffcil.progress import Listener
 from ffcil.stream import Increment, Stream
 from ffcil.training import Engine, Progress
@@ -282,7 +283,7 @@ class Run:
         save_checkpoint(self.folder / "checkpoints", finished + 1, progress.epoch if progress else 0, state)
 
     def _step(self, learner: Learner, increment: Increment, progress: Progress | None) -> None:
-        new, epochs = len(increment.classes), learner.phase(increment).epochs
+        new, epochs = len(increment.classes), learner.phase(increment).epochs if learner.trains(increment) else 0
         self.listener.step_started(increment.step, new, increment.seen_now, epochs)
         saved = time.monotonic()
 
@@ -320,7 +321,7 @@ class Run:
             "classifiers": classifiers,
             "seconds": sum(seconds.values()),
             "seconds_by_phase": seconds,
-            "images_per_second": images / seconds["train"],
+            "images_per_second": images / seconds["train"] if seconds["train"] else 0.0,
             "parameters": records[-1]["parameters"],
         }
         self._write("summary.json", summary)
@@ -345,11 +346,21 @@ def fingerprint(stream: Stream) -> dict[str, Any]:
 
 
 def _augmentation(config: RunConfig, data: DataSet) -> Augmentation:
-    if config.train.augment == "auto":
-        return replace(data.augmentation, auto=True)
+    """The data set's own, as the configuration changes it."""
+    augmentation = data.augmentation
     if config.train.augment == "none":
-        return replace(data.augmentation, padding=0, flip=False, brightness=0.0)
-    return data.augmentation
+        augmentation = replace(augmentation, padding=0, flip=False, brightness=0.0)
+    elif config.train.augment == "auto":
+        augmentation = replace(augmentation, auto=True)
+    normalise = config.normalise
+    if normalise == "auto":
+        normalise = "unit" if find_method(config.method).pretrained else "data"
+    if normalise == "unit":
+        return replace(augmentation, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    if normalise == "weights":
+        mean, std = published_normalisation(config.backbone)
+        return replace(augmentation, mean=mean, std=std)
+    return augmentation
 
 
 def make_record(increment: Increment, counts: Counts, notes: dict[str, Any]) -> dict[str, Any]:

@@ -167,6 +167,15 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class Rate:
+    """Parameters that are trained at one rate."""
+
+    parameters: Sequence[nn.Parameter]
+    factor: float = 1.0
+    """on the learning rate"""
+
+
+@dataclass(frozen=True)
 class FitData:
     """What a fit trains on."""
 
@@ -219,7 +228,7 @@ class _EpochPlan:
 
 def fit(
     loss: Loss,
-    parameters: Sequence[nn.Parameter],
+    rates: Sequence[Rate],
     data: FitData,
     phase: Phase,
     settings: TrainSettings,
@@ -228,7 +237,7 @@ def fit(
     progress: Progress | None = None,
     after_epoch: Callable[[Progress], None] | None = None,
 ) -> Progress:
-    """Minimise `loss` over `parameters` for the epochs of `phase`, from `progress` on.
+    """Minimise `loss` over the parameters of `rates` for the epochs of `phase`, from `progress` on.
 
     Args:
         loss: of a batch; may hold buffers, frozen networks, anything
@@ -238,7 +247,8 @@ def fit(
     if progress.epoch >= phase.epochs:
         return progress
     plan = _EpochPlan(data, settings.batch, engine.device)
-    optimiser = _optimiser(parameters, phase, settings, engine, progress.momentum)
+    parameters = [parameter for rate in rates for parameter in rate.parameters]
+    optimiser = _optimiser(rates, phase, settings, engine, progress.momentum)
     total = torch.zeros((), device=engine.device)
 
     def train_step() -> None:
@@ -254,7 +264,7 @@ def fit(
         start = time.perf_counter()
         torch.manual_seed(derive_seed(seed, epoch, "inside the network"))  # dropout and the like
         plan.fill(derive_seed(seed, epoch, "batches"))
-        _set_learning_rate(optimiser, learning_rate(phase, epoch))
+        _set_learning_rate(optimiser, rates, learning_rate(phase, epoch))
         total.zero_()
         with _compiling(engine):
             for _ in range(plan.steps):
@@ -289,33 +299,37 @@ def _compiling(engine: Engine) -> Iterator[None]:
 
 
 def _optimiser(
-    parameters: Sequence[nn.Parameter],
+    rates: Sequence[Rate],
     phase: Phase,
     settings: TrainSettings,
     engine: Engine,
     momentum: Sequence[Tensor],
 ) -> torch.optim.SGD:
-    rate = phase.learning_rate
-    optimiser = torch.optim.SGD(
-        parameters,
+    def rate(factor: float) -> float | Tensor:
+        value = factor * phase.learning_rate
         # a captured graph reads the rate from a tensor, so that a schedule needs no second capture
-        lr=torch.tensor(rate, device=engine.device) if engine.graph else rate,
+        return torch.tensor(value, device=engine.device) if engine.graph else value
+
+    optimiser = torch.optim.SGD(
+        [{"params": list(group.parameters), "lr": rate(group.factor)} for group in rates],
+        lr=rate(1.0),
         momentum=settings.momentum,
         weight_decay=phase.weight_decay,
         fused=engine.device.type == "cuda",
     )
+    parameters = (parameter for group in rates for parameter in group.parameters)
     for parameter, buffer in zip(parameters, momentum, strict=bool(momentum)):
         # in the parameter's memory layout, which the fused optimiser insists on and a file does not keep
         optimiser.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(buffer)
     return optimiser
 
 
-def _set_learning_rate(optimiser: torch.optim.SGD, value: float) -> None:
-    for group in optimiser.param_groups:
+def _set_learning_rate(optimiser: torch.optim.SGD, rates: Sequence[Rate], value: float) -> None:
+    for group, rate in zip(optimiser.param_groups, rates, strict=True):
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(value)
+            group["lr"].fill_(rate.factor * value)
         else:
-            group["lr"] = value
+            group["lr"] = rate.factor * value
 
 
 class _Captured:

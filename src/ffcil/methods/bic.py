@@ -20,7 +20,7 @@ from ffcil.methods.learner import LearnerSettings, MethodConfig, register
 from ffcil.methods.wa import WA
 from ffcil.models.heads import GrowingLinear
 from ffcil.stream import Increment
-from ffcil.training import FitData, derive_seed, fit
+from ffcil.training import FitData, Rate, derive_seed, fit
 
 
 class BiCConfig(ICaRLConfig):
@@ -119,7 +119,7 @@ class BiC(WA):
         with torch.enable_grad():
             fit(
                 self.correction_loss,
-                [pair],
+                [Rate([pair])],
                 FitData(increment.train, rows, self.settings.augmentation),
                 phase,
                 self.settings.train,

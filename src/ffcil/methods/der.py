@@ -13,7 +13,6 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ffcil.feature_cache import FeatureCache
 from ffcil.losses import cross_entropy
 from ffcil.methods.learner import LearnerSettings, MethodConfig, register
 from ffcil.methods.replay import Replay
@@ -46,15 +45,11 @@ class DER(Replay):
         self.frozen = nn.ModuleList()
         self.auxiliary = GrowingLinear(self.backbone.feature_dim)
         self.old_classes = 0
-        self.boundaries: list[int] = []
-        """classes seen after each step so far"""
-        self.test_cache = FeatureCache()
 
     # --- growing --------------------------------------------------------------------------------------------------
 
     def grow(self, increment: Increment) -> None:
         self.old_classes = increment.seen_before
-        self.boundaries = [*self.boundaries, increment.seen_now]
         if self.old_classes:
             self.freeze()
             # new classes, and one class for all old ones; made anew at every step
@@ -113,23 +108,13 @@ class DER(Replay):
 
     def test_scores(self, increment: Increment) -> Iterator[dict[str, Tensor]]:
         """What networks that no longer change say of a test image is computed once in a run."""
-        fixed = self.fixed_test_features(increment)
+        networks = self.fixed_networks()
+        fixed = self.cached_test_features(increment, networks) if networks else None
         done = 0
         for moving in self.over(increment.test.images, increment.test_rows, self.moving_features):
-            yield self.scores(torch.cat([fixed[done : done + len(moving)], moving], dim=1))
+            features = moving if fixed is None else torch.cat([fixed[done : done + len(moving)], moving], dim=1)
+            yield self.scores(features)
             done += len(moving)
-
-    def fixed_test_features(self, increment: Increment) -> Tensor:
-        """[N, D * fixed networks]"""
-        networks = self.fixed_networks()
-        if not networks:
-            return torch.empty(len(increment.test_rows), 0, device=self.engine.device)
-        none = torch.empty(0, self.backbone.feature_dim, device=self.engine.device)
-
-        def of(network: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-            return torch.cat([none, *self.over(increment.test.images, rows, network)])
-
-        return self.test_cache.features(increment, self.boundaries, [partial(of, network) for network in networks])
 
     def fixed_networks(self) -> list[Callable[[Tensor], Tensor]]:
         """From images to the leading columns of `features` that will never change."""

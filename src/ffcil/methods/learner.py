@@ -8,8 +8,9 @@ import copy
 import runpy
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -19,10 +20,11 @@ from torch import Tensor, nn
 from ffcil.config import MemorySettings, Phase, RunConfig, Settings, TrainSettings, validate
 from ffcil.data.augment import Augmentation
 from ffcil.errors import InputError, unknown
+from ffcil.feature_cache import FeatureCache
 from ffcil.models.resnet import Backbone, build_backbone
 from ffcil.robustness import Robustness
 from ffcil.stream import Increment
-from ffcil.training import Engine, FitData, Progress, derive_seed, evaluating, fit
+from ffcil.training import Engine, FitData, Progress, Rate, derive_seed, evaluating, fit
 
 Value = TypeVar("Value")
 Part = TypeVar("Part", bound=nn.Module)
@@ -37,6 +39,8 @@ class LearnerSettings:
     """What a learner is built from."""
 
     backbone: str
+    weights: str | None
+    """of a pre-trained backbone"""
     memory: MemorySettings
     train: TrainSettings
     robustness: Robustness
@@ -59,6 +63,8 @@ class Learner(nn.Module, ABC):
     """keeps exemplars"""
     own_alignment: ClassVar[str] = "none"
     """alignment where neither `robust` nor `alignment` says otherwise"""
+    pretrained: ClassVar[bool] = False
+    """stands on a pre-trained backbone: the framework is then HA instead of DIWA"""
     views: ClassVar[int] = 1
     """augmentations of each image of a batch; `loss` gets them one after another, [view 1; view 2; ...]"""
 
@@ -66,6 +72,9 @@ class Learner(nn.Module, ABC):
         super().__init__()
         self.settings, self.config = settings, config
         self.engine, self.reduce = settings.engine, settings.robustness.reduction
+        self.boundaries: list[int] = []
+        """classes seen after each step so far"""
+        self._test_cache = FeatureCache()
 
     # --- what a method says -------------------------------------------------------------------------------------
 
@@ -74,7 +83,6 @@ class Learner(nn.Module, ABC):
         """Make room for the new classes, freeze what is to be frozen. Shapes only, no training and no look at data:
         taking a run up again calls this for every step so far, then loads the values."""
 
-    @abstractmethod
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
         """Of a training batch: normalised images [B, 3, H, W], targets [B] -> scalar. Sample-wise terms go through
         `self.reduce(per_sample, targets)`.
@@ -82,14 +90,23 @@ class Learner(nn.Module, ABC):
         On a GPU this is captured once a step as a CUDA graph and replayed: no `.item()` or `.cpu()`, no branch on a
         tensor's value, no shape that depends on data. Change buffers in place; what Python does besides (counting
         batches, assigning attributes) happens at the capture and not again."""
+        raise NotImplementedError(f"{type(self).__name__} trains, but does not say its loss")
 
     @abstractmethod
     def logits(self, images: Tensor) -> dict[str, Tensor]:
         """Scores [B, classes seen] of normalised images, by classifier. Calling it changes nothing."""
 
+    def trains(self, increment: Increment) -> bool:
+        """Whether a step has anything to optimise."""
+        return True
+
     def phase(self, increment: Increment) -> Phase:
         """How a step is optimised."""
         return self.settings.train.first if increment.seen_before == 0 else self.settings.train.later
+
+    def rates(self) -> list[Rate]:
+        """What is trained, and at what share of the learning rate."""
+        return [Rate([parameter for parameter in self.parameters() if parameter.requires_grad and parameter.numel()])]
 
     def training_rows(self, increment: Increment) -> Tensor:
         """Which rows of the store a step trains on."""
@@ -114,13 +131,14 @@ class Learner(nn.Module, ABC):
         super().train(mode)
         for module in self.modules():
             parameters = list(module.parameters())
-            if parameters and not any(parameter.requires_grad for parameter in parameters):
+            if module is not self and parameters and not any(parameter.requires_grad for parameter in parameters):
                 module.eval()
         return self
 
     def begin(self, increment: Increment) -> None:
         """Grow for a step, with an initialisation that depends on the seed and the step alone."""
         torch.manual_seed(derive_seed(self.settings.seed, increment.step, "initialisation"))
+        self.boundaries = [*self.boundaries, increment.seen_now]
         self.grow(increment)
 
     def learn(
@@ -148,7 +166,7 @@ class Learner(nn.Module, ABC):
                 notes = self.finish(increment)
         return {
             "seconds": {"train": progress.seconds, "memory": time.perf_counter() - start},
-            "images_per_second": progress.images / progress.seconds,
+            "images_per_second": progress.images / progress.seconds if progress.seconds else 0.0,
             "training_images": len(rows),
             "loss": progress.loss,
             "parameters": sum(p.numel() for module in self.deployed() for p in module.parameters()),
@@ -180,9 +198,11 @@ class Learner(nn.Module, ABC):
         after_epoch: Callable[[Progress], None] | None,
     ) -> Progress:
         settings = self.settings
+        if not self.trains(increment):
+            return Progress(loss=0.0)
         return fit(
             self.loss,
-            [parameter for parameter in self.parameters() if parameter.requires_grad and parameter.numel()],
+            self.rates(),
             FitData(increment.train, rows, settings.augmentation, self.views),
             self.phase(increment),
             settings.train,
@@ -198,6 +218,18 @@ class Learner(nn.Module, ABC):
         for batch in rows.to(store.device).split(self.settings.evaluate_batch):
             if len(batch):
                 yield compute(plain(store[batch]))
+
+    def cached_test_features(self, increment: Increment, networks: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
+        """Features of the increment's test images by networks that no longer change, side by side, [N, D of all].
+
+        Each is computed once in a run: the first of `networks` are those of earlier steps. At least one is needed."""
+
+        def of(network: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+            if len(rows):
+                return torch.cat(list(self.over(increment.test.images, rows, network)))
+            return network(self.settings.augmentation.plain(increment.test.images[:1]))[:0]  # no images, right width
+
+        return self._test_cache.features(increment, self.boundaries, [partial(of, network) for network in networks])
 
     def predictions(self, increment: Increment) -> dict[str, Tensor]:
         """Predicted classes of the increment's test images, by classifier, int64 [N]."""
@@ -270,9 +302,10 @@ def build_learner(config: RunConfig, augmentation: Augmentation, engine: Engine)
     method = find_method(config.method)
     settings = LearnerSettings(
         backbone=config.backbone,
+        weights=config.weights,
         memory=config.memory,
         train=config.train.scaled(),
-        robustness=Robustness.resolve(config, method.own_alignment),
+        robustness=Robustness.resolve(config, method.own_alignment, method.pretrained),
         augmentation=augmentation,
         engine=engine,
         seed=config.train_seed,

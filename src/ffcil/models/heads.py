@@ -45,6 +45,37 @@ class GrowingLinear(nn.Module):
         return F.linear(features, self.weight, self.bias)
 
 
+def cosine(features: Tensor, rows: Tensor) -> Tensor:
+    """Cosine of every feature [..., D] with every row [C, D]: [..., C]; 0 with a row that is zero."""
+    return F.normalize(features, dim=-1) @ F.normalize(rows, dim=1).mT
+
+
+class GrowingCosine(nn.Module):
+    """scale * cosine of a feature with the row of every class seen so far; no bias. It starts with no class."""
+
+    weight: nn.Parameter
+
+    def __init__(self, features: int, scale: float = 1.0, learn_scale: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(0, features))
+        self.scale = nn.Parameter(torch.tensor(scale), requires_grad=learn_scale)
+
+    @property
+    def classes(self) -> int:
+        return len(self.weight)
+
+    @torch.no_grad()
+    def grow(self, classes: int) -> None:
+        """Add rows up to `classes`, U(+-1 / sqrt(D)); the rows of the classes before stay bit-equal."""
+        bound = self.weight.shape[1] ** -0.5
+        rows = torch.empty(classes - self.classes, self.weight.shape[1]).uniform_(-bound, bound)
+        self.weight = nn.Parameter(torch.cat([self.weight, rows.to(self.weight.device)]))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[B, D] -> [B, classes]"""
+        return self.scale * cosine(features, self.weight)
+
+
 def _uniform(rows: int, columns: int, fan_in: int | None = None) -> Tensor:
     bound = (3 / (fan_in or columns)) ** 0.5
     return torch.empty(rows, columns).uniform_(-bound, bound)

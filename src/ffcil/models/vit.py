@@ -31,10 +31,6 @@ class ViT(nn.Module):
         self.net = net.requires_grad_(False).eval()
         self.feature_dim = int(net.num_features)
         self.width, self.depth = int(net.embed_dim), len(net.blocks)
-        published = cast(dict[str, Any], net.pretrained_cfg)
-        self.mean: tuple[float, float, float] = tuple(published["mean"])
-        """with `std`: how the images were normalised on which the weights were trained"""
-        self.std: tuple[float, float, float] = tuple(published["std"])
 
     def forward(self, images: Tensor, tunings: Sequence[Tuning] = UNTUNED) -> Tensor:
         return self.read(self.through(self.embed(images), tunings))
@@ -56,6 +52,14 @@ class ViT(nn.Module):
     def read(self, tokens: Tensor) -> Tensor:
         """The last norm and the class token, or what this ViT pools: [B, feature_dim]"""
         return self.net.forward_head(self.net.norm(tokens), pre_logits=True)
+
+
+def published_normalisation(name: str) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
+    """Mean and deviation of the pixels that a ViT's published weights were trained on."""
+    published = timm.get_pretrained_cfg(name)
+    if published is None:
+        raise InputError(f"timm publishes no weights under {name!r}: set normalise to unit or data.")
+    return cast(Any, (published.mean, published.std))
 
 
 def _tuned(block: Block, tokens: Tensor, tuning: Tuning) -> Tensor:
