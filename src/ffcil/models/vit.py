@@ -59,7 +59,8 @@ def published_normalisation(name: str) -> tuple[tuple[float, float, float], tupl
     published = timm.get_pretrained_cfg(name)
     if published is None:
         raise InputError(f"timm publishes no weights under {name!r}: set normalise to unit or data.")
-    return cast(Any, (published.mean, published.std))
+    mean, std = (tuple(map(float, values)) for values in (published.mean, published.std))
+    return mean, std  # type: ignore[return-value]  # three channels
 
 
 def _tuned(block: Block, tokens: Tensor, tuning: Tuning) -> Tensor:
