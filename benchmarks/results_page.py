@@ -111,8 +111,8 @@ def page() -> str:
 
 
 PUBLISHED = [
-    ("cifar100-icarl-equal/none-seed0", "nearest-mean", "65.1 / 49.4"),
-    ("cifar100-expansion-equal/der", "linear", "69.7 / 58.6"),
+    ("cifar100-icarl-equal/none-seed0", "nearest-mean", "64.4 / 49.5"),
+    ("cifar100-expansion-equal/der", "linear", "69.7 / 58.6 (see below)"),
     ("cifar100-expansion-equal/tagfex-third", "linear", "78.5 / 68.2"),
 ]
 """run, classifier that the published figure is of, published average / last"""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,11 +14,13 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
 from conftest import AUGMENTATION, small_config, small_stream
+from ffcil.alignment import row_norms
 from ffcil.losses import ClassCentres
 from ffcil.methods.der import DER
 from ffcil.methods.learner import Learner, build_learner
 from ffcil.methods.memo import MEMO
 from ffcil.methods.tagfex import MergeAttention, TagFex, contrast
+from ffcil.stream import Increment, Stream
 from ffcil.training import Engine, evaluating
 
 Make = Callable[..., Learner]
@@ -50,6 +53,16 @@ def reduced(per_sample: list[float], targets: list[int], reduction: str) -> floa
 
 def ce(logits: Tensor, target: int) -> float:
     return -logits.double().log_softmax(0)[target].item()
+
+
+@pytest.mark.parametrize("method", EXPANDING)
+def test_their_own_alignment_is_weight_alignment(make_learner: Make, method: str) -> None:
+    learner = make_learner(method=method, train={"first": SHORT, "later": SHORT})
+    notes = [learner.learn(increment)["alignment"] for increment in small_stream([2, 2])]
+    assert notes[0] is None
+    assert notes[1]["eta"] == 1
+    old, new = row_norms(learner.head.weight, 2)  # type: ignore[arg-type, union-attr]
+    assert old == pytest.approx(new, rel=1e-4)
 
 
 @pytest.mark.parametrize("method", EXPANDING)
@@ -152,10 +165,8 @@ def naive_merge(merge: MergeAttention, specific: Tensor, agnostic: Tensor) -> Te
     ours = F.layer_norm(specific.flatten(1).T, (width,))
     theirs = F.layer_norm(agnostic.flatten(1).T, (width,))
     query = ours @ merge.query.weight.T
-    key, value = (
-        torch.cat([ours @ own.weight.T, theirs @ other.weight.T])  # type: ignore[operator, union-attr]
-        for own, other in zip(merge.keys_values_specific, merge.keys_values_agnostic, strict=True)
-    )
+    key = torch.cat([ours @ merge.key_specific.weight.T, theirs @ merge.key_agnostic.weight.T])
+    value = torch.cat([ours @ merge.value_specific.weight.T, theirs @ merge.value_agnostic.weight.T])
     size = width // merge.heads
     heads = []
     for head in range(merge.heads):
@@ -234,6 +245,32 @@ def test_what_trains_what_in_tagfex(make_learner: Make) -> None:
         assert not any(parameter.requires_grad for parameter in part.parameters())
 
 
+def gradients(part: nn.Module) -> list[bool]:
+    """Whether each parameter got a gradient that is not zero."""
+    return [p.grad is not None and bool(p.grad.ne(0).any()) for p in part.parameters()]
+
+
+def test_the_contrastive_distillation_trains_predictor_and_network(make_learner: Make) -> None:
+    """Through the frozen projector of the step before; without the other contrastive term the projector rests."""
+    learner = at_second_step(make_learner, "tagfex", options={"contrastive_weight": 0.0}).train()
+    assert isinstance(learner, TagFex)
+    learner.loss(torch.randn(8, 3, 16, 16), torch.tensor([0, 2, 3, 4] * 2)).backward()
+    assert all(gradients(learner.predictor))
+    assert all(gradients(learner.agnostic))
+    assert not any(gradients(learner.projector))
+
+
+def test_the_transfer_teaches_the_extractor_and_not_its_teacher(make_learner: Make) -> None:
+    learner = at_second_step(make_learner, "tagfex")
+    assert isinstance(learner, TagFex)
+    logits, merged_logits = (torch.randn(6, n, requires_grad=True) for n in (5, 3))
+    learner.transfer(logits, merged_logits).sum().backward()
+    assert merged_logits.grad is None
+    assert logits.grad is not None
+    assert logits.grad[:, :2].eq(0).all()  # the old classes are not taught
+    assert logits.grad[:, 2:].ne(0).all()
+
+
 def test_tagfexs_new_extractor_and_head(make_learner: Make) -> None:
     learner = make_learner(method="tagfex", train={"first": SHORT, "later": SHORT})
     assert isinstance(learner, TagFex)
@@ -266,14 +303,46 @@ def test_tagfexs_new_extractor_and_head(make_learner: Make) -> None:
     ids=str,
 )
 def test_cached_test_features_predict_as_fresh_ones(make_learner: Make, method: str, options: dict[str, Any]) -> None:
+    """On test images whose classes are mixed up, in another order than they arrive in."""
     learner = make_learner(method=method, options=options, train={"first": SHORT, "later": SHORT}, evaluate_batch=7)
-    for increment in small_stream([2, 1, 3]):
+    for increment in mixed_stream([2, 1, 3]):
         learner.learn(increment)
-        cached = learner.predictions(increment)
-        with evaluating(learner):
-            fresh = learner.logits(AUGMENTATION.plain(increment.test.images[increment.test_rows]))
-        for name, predicted in cached.items():
-            assert torch.equal(predicted, fresh[name].argmax(1)), name
+        assert_as_fresh(learner, increment)
+
+
+def mixed_stream(sizes: list[int]) -> Stream:
+    plain = small_stream(sizes)
+    rows = torch.randperm(len(plain.test), generator=torch.Generator().manual_seed(4))
+    test = replace(plain.test, images=plain.test.images[rows], labels=plain.test.labels[rows])
+    return Stream(plain.train, test, plain.arrivals, class_seed=3)
+
+
+def assert_as_fresh(learner: Learner, increment: Increment) -> None:
+    with evaluating(learner):
+        scores = list(learner.test_scores(increment))
+        fresh = learner.logits(AUGMENTATION.plain(increment.test.images[increment.test_rows]))
+    for name, expected in fresh.items():
+        cached = torch.cat([batch[name] for batch in scores])
+        torch.testing.assert_close(cached, expected, rtol=1e-4, atol=1e-4, msg=name)
+
+
+def test_the_cache_at_an_earlier_step_after_a_restore_and_of_another_order(make_learner: Make) -> None:
+    learner = make_learner(method="der", train={"first": SHORT, "later": SHORT})
+    stream = mixed_stream([2, 1, 3])
+    states = []
+    for increment in stream:
+        learner.learn(increment)
+        states.append(copy.deepcopy(learner.state()))
+    first, _, last = stream
+    for increment in (last, first, last):  # whose scores have more classes than it has: that is the learner's affair
+        assert_as_fresh(learner, increment)
+    other = Stream(stream.train, stream.test, stream.arrivals, class_seed=9)  # the same images under other labels
+    assert_as_fresh(learner, other[2])
+    assert_as_fresh(learner, mixed_stream([4, 2])[0])  # of steps that the learner did not have
+    changed = copy.deepcopy(states[-1])
+    changed["modules"]["frozen.0.lower.0.weight"] *= 2
+    learner.restore(changed)
+    assert_as_fresh(learner, last)
 
 
 def test_a_frozen_extractor_sees_each_test_image_once(make_learner: Make) -> None:

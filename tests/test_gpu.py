@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,17 +19,17 @@ from ffcil.losses import class_wise_mean
 from ffcil.methods import METHODS
 from ffcil.methods.learner import Learner, build_learner
 from ffcil.stream import Stream
-from ffcil.training import Engine, Progress
+from ffcil.training import LANES, Engine, Progress
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-def make_stream() -> Stream:
+def make_stream(sizes: Sequence[int] = (4, 1, 3)) -> Stream:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (320, 3, 32, 32), generator=generator, dtype=torch.uint8)
     labels = torch.arange(320) % 8
     split = ImageSet(images, labels, tuple("abcdefgh"))
-    return Stream(split, split, given([4, 1, 3]), None)
+    return Stream(split, split, given(sizes), None)
 
 
 def config(method: str = "icarl", **train: object) -> RunConfig:
@@ -38,7 +39,7 @@ def config(method: str = "icarl", **train: object) -> RunConfig:
         "cifar100",
         {
             "method": method,
-            "backbone": "resnet32",
+            "backbone": "test_vit" if METHODS[method].pretrained else "resnet32",
             "train": settings,
             "arrivals": {"sizes": [4, 1, 3]},
             "memory": {"budget": 40},
@@ -46,13 +47,13 @@ def config(method: str = "icarl", **train: object) -> RunConfig:
     )
 
 
-def learn(settings: RunConfig, device: str = "cuda") -> tuple[Learner, list[float]]:
+def learn(settings: RunConfig, device: str = "cuda", sizes: Sequence[int] = (4, 1, 3)) -> tuple[Learner, list[float]]:
     engine = Engine.create(device, settings.train)
     torch.backends.cudnn.deterministic = True  # one algorithm for all twins
     torch.backends.cudnn.allow_tf32 = False
     learner = build_learner(settings, CIFAR100_AUGMENTATION, engine)
     losses: list[float] = []
-    for increment in make_stream().to(engine.device):
+    for increment in make_stream(sizes).to(engine.device):
         learner.learn(increment, None, lambda progress: losses.append(progress.loss))
     return learner, losses
 
@@ -64,6 +65,15 @@ def test_a_captured_step_trains_as_an_eager_one(method: str) -> None:
     assert losses == pytest.approx(expected, rel=1e-5)
     for name, tensor in eager.state_dict().items():
         torch.testing.assert_close(captured.state_dict()[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("method", ["der", "tagfex"])
+def test_more_frozen_extractors_than_streams_to_run_them_on(method: str) -> None:
+    sizes = [2, 1, 1, 1, 1, 1, 1]
+    assert len(sizes) - 1 > LANES
+    _, losses = learn(config(method, graph=True), sizes=sizes)
+    _, expected = learn(config(method, graph=False), sizes=sizes)
+    assert losses == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("method", ["icarl", "der", "memo", "tagfex"])

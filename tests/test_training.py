@@ -191,3 +191,38 @@ def test_parameters_may_have_rates_of_their_own() -> None:
         step = factor * one_epoch.learning_rate * (parameter.grad + one_epoch.weight_decay * old)
         trained = weight if parameter is model.weight else bias
         torch.testing.assert_close(trained.detach(), old - step)
+
+
+def test_views_stand_one_below_the_other() -> None:
+    world = World()
+    shown: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def loss(images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        shown.append((images, targets))
+        return world.loss(images, targets)
+
+    still = dataclasses.replace(world.data.augmentation, padding=0, flip=False, brightness=0.0)
+    data = dataclasses.replace(world.data, augmentation=still, views=2)
+    fit(loss, [Rate(list(world.model.parameters()))], data, world.phase, world.settings, world.engine, 5)
+    for images, targets in shown:
+        assert len(targets) == 2 * world.settings.batch
+        assert torch.equal(*targets.chunk(2))
+        assert torch.equal(*images.chunk(2))  # untouched, the two views of an image are the same
+        assert not torch.equal(images[0], images[1])
+
+
+def test_a_parameter_that_the_loss_does_not_reach() -> None:
+    world, idle = World(), nn.Parameter(torch.ones(3))
+    kept: list[list[torch.Tensor]] = []
+    fit(
+        world.loss,
+        [Rate([*world.model.parameters(), idle])],
+        world.data,
+        world.phase,
+        world.settings,
+        world.engine,
+        5,
+        after_epoch=lambda progress: kept.append(list(progress.momentum)),
+    )
+    assert torch.equal(idle, torch.ones(3))
+    assert all(torch.equal(momentum[-1], torch.zeros(3)) for momentum in kept)

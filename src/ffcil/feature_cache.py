@@ -18,7 +18,8 @@ class FeatureCache:
     """
 
     def __init__(self) -> None:
-        self._images: Tensor | None = None
+        self._of: tuple[Tensor, Tensor] | None = None
+        """images and labels that the features are of"""
         self._features: list[list[Tensor]] = []
         """[network][step]: features of the test images of the classes that arrived then"""
 
@@ -28,17 +29,22 @@ class FeatureCache:
         """Of the increment's test images, the networks' side by side, [N, D of all networks]; N as `test_rows`.
 
         Args:
-            boundaries: classes seen after each step up to this one
+            boundaries: classes seen after each of the learner's steps so far
             networks: from rows of the test images to their features; the first ones are those of earlier calls
         """
-        if self._images is not increment.test.images:
-            self._images, self._features = increment.test.images, []
-        groups = _groups(increment, boundaries)
+        if increment.seen_now not in boundaries:  # of a stream that the learner did not follow: nothing to keep
+            return torch.cat([network(increment.test_rows) for network in networks], dim=1)
+        test = increment.test
+        if self._of is None or self._of[0] is not test.images or self._of[1] is not test.labels:
+            self._of, self._features = (test.images, test.labels), []
+        groups = _groups(increment, boundaries[: boundaries.index(increment.seen_now) + 1])
         self._features += [[] for _ in range(len(networks) - len(self._features))]
+        by_network = []
         for network, known in zip(networks, self._features, strict=True):
             known += [network(rows) for rows in groups[len(known) :]]
-        by_step = torch.cat([torch.cat(known) for known in self._features], dim=1)
-        return by_step[torch.cat(groups).argsort()]  # test_rows come in the order of the store
+            by_network.append(torch.cat(known[: len(groups)]))
+        # test_rows come in the order of the store
+        return torch.cat(by_network, dim=1)[torch.cat(groups).argsort()]
 
 
 def _groups(increment: Increment, boundaries: Sequence[int]) -> list[Tensor]:

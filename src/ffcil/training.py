@@ -278,10 +278,17 @@ def fit(
         progress.images += plan.steps * plan.batch
         progress.seconds += time.perf_counter() - start
         if after_epoch is not None:
-            progress.momentum = [optimiser.state[p]["momentum_buffer"] for p in parameters] if settings.momentum else ()
+            progress.momentum = _momentum(optimiser, parameters) if settings.momentum else ()
             after_epoch(progress)
     progress.momentum = ()
+    optimiser.zero_grad(set_to_none=True)  # a captured graph's gradients live in its memory
     return progress
+
+
+def _momentum(optimiser: torch.optim.SGD, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """Of every parameter; 0 for one that the loss does not reach."""
+    found = (optimiser.state[parameter].get("momentum_buffer") for parameter in parameters)
+    return [torch.zeros_like(p) if buffer is None else buffer for p, buffer in zip(parameters, found, strict=True)]
 
 
 @contextmanager

@@ -55,7 +55,6 @@ class DER(Replay):
             # new classes, and one class for all old ones; made anew at every step
             self.auxiliary = GrowingLinear(self.backbone.feature_dim).to(self.engine.device)
             self.auxiliary.grow(len(increment.classes) + 1)
-        self.grow_head(increment)
         super().grow(increment)
 
     def freeze(self) -> None:

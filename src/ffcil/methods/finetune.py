@@ -26,6 +26,9 @@ class Finetune(Learner):
         self.head = GrowingLinear(self.backbone.feature_dim).to(self.engine.device)
 
     def grow(self, increment: Increment) -> None:
+        self.grow_head(increment)
+
+    def grow_head(self, increment: Increment) -> None:
         self.head.grow(increment.seen_now)
 
     def features(self, images: Tensor) -> Tensor:

@@ -248,6 +248,7 @@ class Learner(nn.Module, ABC):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up a `state`; `begin` has been called for every step up to it."""
         self.load_state_dict(state["modules"])
+        self._test_cache = FeatureCache()
         self.eval()
 
 

@@ -30,7 +30,8 @@ class TagFexConfig(DERConfig):
     contrastive_weight: float = Field(1.0, ge=0)
     """of the contrastive term between two views of an image"""
     contrastive_distillation_weight: float = Field(2.0, ge=0)
-    """of the contrastive term between the task-agnostic network and what it was a step before"""
+    """of the contrastive term between the task-agnostic network and what it was a step before; on its own, where the
+    authors' code multiplies it with the weight of the other term"""
     contrastive_temperature: float = Field(0.2, gt=0)
     """of both contrastive terms"""
     transfer_temperature: float = Field(2.0, gt=0)
@@ -45,6 +46,20 @@ class TagFexConfig(DERConfig):
     """of the task-agnostic network in the initialisation of a new extractor"""
 
 
+def _projection(features: int) -> nn.Linear:
+    linear = nn.Linear(features, features, bias=False)
+    nn.init.xavier_normal_(linear.weight)
+    return linear
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    """Initialised as a head is."""
+    linear = nn.Linear(inputs, outputs)
+    nn.init.kaiming_uniform_(linear.weight, nonlinearity="linear")
+    nn.init.zeros_(linear.bias)
+    return linear
+
+
 class MergeAttention(nn.Module):
     """Task-specific tokens attend to themselves and to the task-agnostic tokens; the mean over tokens comes out."""
 
@@ -52,23 +67,18 @@ class MergeAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm_specific, self.norm_agnostic = nn.LayerNorm(features), nn.LayerNorm(features)
-        self.query = nn.Linear(features, features, bias=False)
-        self.keys_values_specific = nn.ModuleList(nn.Linear(features, features, bias=False) for _ in range(2))
-        self.keys_values_agnostic = nn.ModuleList(nn.Linear(features, features, bias=False) for _ in range(2))
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_normal_(module.weight)
+        self.query = _projection(features)
+        self.key_specific, self.value_specific = _projection(features), _projection(features)
+        self.key_agnostic, self.value_agnostic = _projection(features), _projection(features)
 
     def forward(self, specific: Tensor, agnostic: Tensor) -> Tensor:
         """Maps [B, D, h, w] of both networks -> [B, D]. There is no output projection and no residual."""
         specific = self.norm_specific(specific.flatten(2).mT)  # [B, n, D], n = h w
         agnostic = self.norm_agnostic(agnostic.flatten(2).mT)
         query = self.by_head(self.query(specific))  # [B, heads, n, D / heads]
-        key, value = (
-            self.by_head(torch.cat([of_specific(specific), of_agnostic(agnostic)], dim=1))  # [B, heads, 2n, D / heads]
-            for of_specific, of_agnostic in zip(self.keys_values_specific, self.keys_values_agnostic, strict=True)
-        )
-        merged: Tensor = F.scaled_dot_product_attention(query, key, value)
+        key = torch.cat([self.key_specific(specific), self.key_agnostic(agnostic)], dim=1)
+        value = torch.cat([self.value_specific(specific), self.value_agnostic(agnostic)], dim=1)
+        merged: Tensor = F.scaled_dot_product_attention(query, self.by_head(key), self.by_head(value))
         return merged.mean(dim=2).flatten(1)  # over tokens; heads side by side
 
     def by_head(self, tokens: Tensor) -> Tensor:
@@ -105,8 +115,8 @@ class TagFex(DER):
             raise InputError(f"options.heads={self.config.heads} does not divide the backbone's {width} features.")
         hidden, embedded = self.config.projector_hidden, self.config.projector_features
         self.agnostic = self.build_backbone()
-        self.projector = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, embedded)).to(device)
-        self.predictor = nn.Linear(width, width).to(device).requires_grad_(False)  # idle until the second step
+        self.projector = nn.Sequential(_linear(width, hidden), nn.ReLU(), _linear(hidden, embedded)).to(device)
+        self.predictor = _linear(width, width).to(device).requires_grad_(False)  # idle until the second step
         # what the two were at the end of the step before; overwritten at each step, so that they are compiled once
         self.old_agnostic = self.frozen_copy(self.agnostic)
         self.old_projector = copy.deepcopy(self.projector).requires_grad_(False)

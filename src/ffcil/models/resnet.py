@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models import resnet18 as torchvision_resnet18
@@ -29,8 +30,8 @@ class Backbone(nn.Module):
 
 
 def pool(maps: Tensor) -> Tensor:
-    """[B, D, h, w] -> [B, D]"""
-    return maps.mean(dim=(2, 3))
+    """[B, D, h, w] -> [B, D], in float32 also where the maps are of less precision"""
+    return maps.mean(dim=(2, 3), dtype=torch.float32)
 
 
 class _Block(nn.Module):
