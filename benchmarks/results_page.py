@@ -26,6 +26,17 @@ def alignment_done(run: RunRecord) -> str:
     return "none" if done is None else "wa" if done["eta"] == 1 else "diwa"
 
 
+def reduction_of(run: RunRecord) -> str:
+    asked = run.config.get("reduction", "auto")
+    return str(asked) if asked != "auto" else "class_wise_mean" if run.config["robust"] else "mean"
+
+
+def norm_ratios(run: RunRecord) -> str:
+    """Mean row norm of the old classes over that of the new ones, before alignment, step by step."""
+    norms = [record.get("row_norms") for record in run.records]
+    return " ".join(f"{old / new:.2f}" for old, new in filter(None, norms))
+
+
 def run_rows(run: RunRecord) -> list[str]:
     environment, config = run.environment, run.config
     seeds = f"{config['class_seed']} / {config['arrival_seed']} / {config['train_seed']}"
@@ -34,7 +45,8 @@ def run_rows(run: RunRecord) -> list[str]:
     speed = f"{run.summary['images_per_second']:,.0f}{alone}"
     minutes = f"{environment['wall_clock_seconds'] / 60:.1f}"
     return [
-        f"| [{run.folder.name}]({run.folder.relative_to(RESULTS)}) | {alignment_done(run)} | {seeds} | {classifier} "
+        f"| [{run.folder.name}]({run.folder.relative_to(RESULTS)}) | {run.setting} | {reduction_of(run)} "
+        f"| {alignment_done(run)} | {seeds} | {classifier} "
         f"| {average_accuracy(table):.2f} | {last_accuracy(table):.2f} | {forgetting(table) or 0:.2f} "
         f"| {minutes} | {speed} | {environment['device']} | {environment['commit']} |"
         for classifier, table in run.tables.items()
@@ -43,11 +55,25 @@ def run_rows(run: RunRecord) -> list[str]:
 
 def study(folder: Path) -> str:
     runs = load_runs(folder)
-    head = ["run", "alignment", "seeds: class / arrival / train", "classifier", "average", "last", "F", "minutes"]
+    head = [
+        "run",
+        "setting",
+        "reduction",
+        "alignment",
+        "seeds: class / arrival / train",
+        "classifier",
+        "average",
+        "last",
+        "F",
+        "minutes",
+    ]
     head += ["images/s", "device", "commit"]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     lines += [row for run in runs for row in run_rows(run)]
     commands = [f"{run.folder.name}: `{run.environment['command']}`" for run in runs]
+    if any(norm_ratios(run) for run in runs):
+        commands.append("Old over new row norms, before alignment, from the second step on:")
+        commands += [f"{run.folder.name}: {norm_ratios(run)}" for run in runs if norm_ratios(run)]
     about = (folder / "ABOUT.md").read_text(encoding="utf-8").strip()
     return "\n".join([f"## {folder.name}", "", about, "", *lines, "", *[f"- {command}" for command in commands], ""])
 

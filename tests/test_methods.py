@@ -160,9 +160,16 @@ def test_alignment_is_applied_once_after_training(make_learner: Make, alignment:
     learner = make_learner(method="icarl", alignment=alignment)
     assert isinstance(learner, ICaRL)
     stream = small_stream([3, 2])
-    assert learner.learn(stream[0])["alignment"] is None
-    note = learner.learn(stream[1])["alignment"]
+    first = learner.learn(stream[0])
+    assert first["alignment"] is None
+    assert first["row_norms"] is None
+    second = learner.learn(stream[1])
+    note = second["alignment"]
     assert (note is not None) == aligned
+    if aligned:  # the norms are those before
+        assert second["row_norms"] == (note["old_norm"], note["new_norm"])
+    else:
+        assert second["row_norms"] == row_norms(learner.head.weight, 3)
     old, new = row_norms(learner.head.weight, 3)
     assert (abs(old - new) < 1e-5) == aligned
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ffcil.alignment import row_norms
 from ffcil.losses import cross_entropy
 from ffcil.methods.learner import Learner, LearnerSettings, MethodConfig, register
 from ffcil.models.heads import GrowingLinear
@@ -51,5 +52,6 @@ class Finetune(Learner):
         return [self.backbone, self.head]
 
     def finish(self, increment: Increment) -> dict[str, Any]:
+        before = row_norms(self.head.weight, increment.seen_before) if increment.seen_before else None
         done = self.settings.robustness.align(self.head.weight, increment)
-        return {"alignment": asdict(done) if done else None}
+        return {"row_norms": before, "alignment": asdict(done) if done else None}
