@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 
 from ffcil.errors import InputError
 from ffcil.models.tuners import Adapter, LoRA, Tuning, adapters
@@ -149,3 +150,17 @@ def test_names() -> None:
         build_vit("vit_tiny_patch_224", None)
     with pytest.raises(InputError, match="not a plain ViT"):
         build_vit("resnet18", None)
+
+
+def test_sets_of_adapters_share_their_compiled_code() -> None:
+    """Another set, or another step, must not cost another compilation."""
+    counter = CompileCounter()
+    vit = build_vit("test_vit", None)
+    vit.compile(dynamic=False, backend=counter)
+    compiled = []
+    for _ in range(3):
+        tunings = [Tuning(adapter) for adapter in adapters(vit.depth, vit.width, 4)]
+        vit(images(32), tunings).sum().backward()
+        compiled.append(counter.frame_count)
+    torch.compiler.reset()
+    assert compiled == [1, 1, 1]
