@@ -7,7 +7,7 @@ share. A class's Gaussian is of the feature space in which the class was learned
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -92,7 +92,6 @@ class HeadTraining:
 
 def train_head(
     head: nn.Module,
-    classify: Callable[[Tensor], Tensor],
     gaussians: ClassGaussians,
     training: HeadTraining,
     generator: torch.Generator,
@@ -102,7 +101,7 @@ def train_head(
     """Train `head` alone on drawn features of all classes; returns the last epoch's mean loss.
 
     Args:
-        classify: from features [B, D] to scores of all classes, through `head`
+        head: from features [B, D] to scores of all classes, [B, C]
         mean_scale: factor on each class's mean before drawing, [C]
     """
     parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
@@ -120,7 +119,7 @@ def train_head(
         total.zero_()
         for rows in order.split(training.draws):
             with torch.enable_grad():
-                loss = reduce(cross_entropy(classify(drawn[rows]), labels[rows]), labels[rows])
+                loss = reduce(cross_entropy(head(drawn[rows]), labels[rows]), labels[rows])
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             optimiser.step()
