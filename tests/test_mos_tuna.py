@@ -1,0 +1,564 @@
+"""MOS and TUNA against sums by hand: Gaussians, the head's second training, merging, fusion, retrieval."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ffcil.training
+from conftest import small_stream
+from ffcil.losses import class_wise_mean, mean
+from ffcil.methods.gaussian import ClassGaussians, HeadTraining, cosine_rate, train_head
+from ffcil.methods.learner import Learner
+from ffcil.methods.mos import MOS, retrieve
+from ffcil.methods.step_adapters import StepAdapters
+from ffcil.methods.tuna import TUNA, cosface, decay_of_means, fuse, mean_directions
+from ffcil.models.heads import GrowingLinear
+from ffcil.models.tuners import adapters
+
+Make = Callable[..., Learner]
+SHORT = {"first": {"epochs": 2, "learning_rate": 0.05}, "later": {"epochs": 2, "learning_rate": 0.05}}
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def learned(make: Make, method: str, sizes: Sequence[int] = (2, 1, 2), **fields: Any) -> StepAdapters:
+    learner = make(method=method, **{"train": SHORT, **fields})
+    assert isinstance(learner, StepAdapters)
+    for increment in small_stream(sizes):
+        learner.learn(increment)
+    return learner
+
+
+def spread_out(learner: StepAdapters) -> None:
+    """Adapters that differ much between steps: short training alone leaves them close to each other."""
+    with torch.no_grad():
+        for k, parameter in enumerate([*learner.kept.parameters(), *learner.adapters.parameters()]):
+            parameter.add_(torch.randn(parameter.shape, generator=seeded(k)) * 0.3)
+    learner._test_cache = type(learner._test_cache)()
+
+
+def by_hand(values: Sequence[Tensor], classes: Sequence[int], reduction: str) -> Tensor:
+    if reduction == "mean":
+        return torch.stack(list(values)).mean()
+    of_class = [
+        torch.stack([v for v, c in zip(values, classes, strict=True) if c == label]).mean() for label in set(classes)
+    ]
+    return torch.stack(of_class).mean()
+
+
+# --- Gaussians ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+@pytest.mark.parametrize("images", [1, 2, 5, 40])
+def test_factors_reproduce_numpys_covariance(images: int, diagonal: bool) -> None:
+    features = torch.randn(images + 7, 6, generator=seeded()) * 3
+    targets = torch.tensor([1] * images + [0] * 7)
+    gaussians = ClassGaussians(6, diagonal)
+    gaussians.grow(2)
+    gaussians.remember(features, targets, [1, 0])
+    for label in (0, 1):
+        of_class = features[targets == label].numpy()
+        expected = np.cov(of_class.T) if len(of_class) > 1 else np.zeros((6, 6))
+        expected = expected + 1e-4 * np.eye(6)
+        factor = gaussians.factors[label]
+        got = factor.square().diag() if diagonal else factor @ factor.T
+        np.testing.assert_allclose(got, np.diag(np.diag(expected)) if diagonal else expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(gaussians.means[label], of_class.mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_far_more_features_than_images() -> None:
+    gaussians = ClassGaussians(300)
+    gaussians.grow(1)
+    gaussians.remember(torch.randn(4, 300, generator=seeded()) * 100, torch.zeros(4), [0])
+    assert gaussians.factors.isfinite().all()
+
+
+def test_growing_keeps_what_is_remembered() -> None:
+    gaussians = ClassGaussians(4)
+    gaussians.grow(2)
+    gaussians.remember(torch.randn(9, 4), torch.arange(9) % 2, [0, 1])
+    before = copy.deepcopy(gaussians.state_dict())
+    gaussians.grow(5)
+    assert gaussians.factors.shape == (5, 4, 4)
+    assert torch.equal(gaussians.means[:2], before["means"])
+    assert torch.equal(gaussians.factors[:2], before["factors"])
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_drawn_features_have_the_moments(diagonal: bool) -> None:
+    mixing = torch.tensor([[1.0, 0.0, 0.0], [2.0, 0.5, 0.0], [-1.0, 1.0, 0.2]])
+    features = torch.randn(500, 3, generator=seeded()) @ mixing.T + torch.tensor([5.0, 0.0, -3.0])
+    gaussians = ClassGaussians(3, diagonal)
+    gaussians.grow(2)
+    gaussians.remember(features, torch.arange(500) % 2, [0, 1])
+    drawn = gaussians.draw(40_000, seeded(1), torch.tensor([1.0, 0.5]))
+    assert drawn.shape == (2, 40_000, 3)
+    for label in (0, 1):
+        covariance = torch.cov(features[label::2].T)
+        expected = covariance.diag().diag() if diagonal else covariance
+        torch.testing.assert_close(torch.cov(drawn[label].T), expected, atol=0.1, rtol=0.05)
+        torch.testing.assert_close(
+            drawn[label].mean(0), features[label::2].mean(0) * (1, 0.5)[label], atol=0.05, rtol=0
+        )
+
+
+@pytest.mark.parametrize("reduction", ["mean", "class_wise_mean"])
+def test_the_heads_second_training_by_hand(reduction: str) -> None:
+    torch.manual_seed(0)
+    gaussians = ClassGaussians(4)
+    gaussians.grow(3)
+    gaussians.remember(torch.randn(30, 4, generator=seeded()), torch.arange(30) % 3, range(3))
+    head = GrowingLinear(4)
+    head.grow(3)
+    training = HeadTraining(epochs=2, learning_rate=0.5, weight_decay=0.01, draws=5, period=2)
+    weights = [head.weight.detach().clone().requires_grad_(), head.bias.detach().clone().requires_grad_()]
+    velocity = [torch.zeros_like(w) for w in weights]
+    generator = seeded(3)
+    for epoch in range(2):
+        drawn = gaussians.draw(5, generator).reshape(15, 4)
+        order = torch.randperm(15, generator=generator)
+        for batch in range(3):
+            rows = order[5 * batch : 5 * batch + 5]
+            values = [-(weights[0] @ drawn[k] + weights[1]).log_softmax(0)[k // 5] for k in rows]
+            by_hand(values, [int(k) // 5 for k in rows], reduction).backward()
+            for w, v in zip(weights, velocity, strict=True):
+                assert w.grad is not None
+                v.mul_(0.9).add_(w.grad + 0.01 * w.detach())
+                w.data -= 0.5 * (1 + math.cos(math.pi * epoch / 2)) / 2 * v
+                w.grad = None
+    train_head(head, gaussians, training, seeded(3), mean if reduction == "mean" else class_wise_mean)
+    torch.testing.assert_close(head.weight, weights[0], check_layout=False)
+    torch.testing.assert_close(head.bias, weights[1])
+    assert head.weight.grad is None
+
+
+def test_a_period_shorter_than_the_training_makes_the_rate_swing() -> None:
+    training = HeadTraining(epochs=10, learning_rate=0.01, weight_decay=0.0, draws=1, period=5)
+    rates = [cosine_rate(training, epoch) for epoch in range(11)]
+    expected = [0.01, 0.009, 0.0065, 0.0035, 0.001, 0, 0.001, 0.0035, 0.0065, 0.009, 0.01]
+    assert rates == pytest.approx(expected, abs=1e-4)
+
+
+# --- both methods ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("released", [False, True])
+@pytest.mark.parametrize("method", ["mos", "tuna"])
+def test_stored_adapters_never_change(make_learner: Make, method: str, released: bool) -> None:
+    learner = make_learner(method=method, train=SHORT, options={"released": released})
+    assert isinstance(learner, StepAdapters)
+    at_end: list[dict[str, Tensor]] = []
+    for increment in small_stream([2, 1, 2]):
+        learner.learn(increment)
+        at_end.append(copy.deepcopy(learner.adapters.state_dict()))
+        for _ in range(2):
+            learner.predictions(increment)
+        for expected, stored in zip(at_end, [*learner.kept, learner.adapters], strict=True):
+            for name, tensor in stored.state_dict().items():
+                assert torch.equal(tensor, expected[name]), name
+    assert not any(parameter.requires_grad for parameter in learner.kept.parameters())
+
+
+@pytest.mark.parametrize("robust", [False, True])
+@pytest.mark.parametrize("method", ["mos", "tuna"])
+def test_predictions_do_not_depend_on_the_batch(make_learner: Make, method: str, robust: bool) -> None:
+    """And those from cached features are those of the images themselves."""
+    learner = learned(make_learner, method, robust=robust)
+    increment = small_stream([2, 1, 2])[2]
+    cached = learner.predictions(increment)["ensemble"]
+    images = learner.settings.augmentation.plain(increment.test.images[increment.test_rows])
+    with torch.no_grad():
+        fresh = torch.cat([learner.logits(batch)["ensemble"] for batch in images.split(7)])
+        scores = torch.cat([batch["ensemble"] for batch in learner.test_scores(increment)])
+    torch.testing.assert_close(scores, fresh, atol=1e-4, rtol=1e-4)
+    assert torch.equal(cached, fresh.argmax(1))
+
+
+@pytest.mark.parametrize("method", ["mos", "tuna"])
+def test_cached_features_are_computed_once(make_learner: Make, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """(adapters, image) pairs; TUNA's universal adapters alone see all images at every step."""
+    learner = make_learner(method=method, train=SHORT)
+    assert isinstance(learner, StepAdapters)
+    seen, adapted = [0, 0], learner.adapted
+
+    def counting(by: Any, images: Tensor) -> Tensor:
+        seen[by is getattr(learner, "universal", None)] += len(images)
+        return adapted(by, images)
+
+    for increment in small_stream([2, 1, 2]):
+        learner.learn(increment)
+        with monkeypatch.context() as patch:
+            patch.setattr(learner, "adapted", counting)
+            learner.predictions(increment)
+    assert seen[0] == 3 * 40  # all pairs, once: three sets of adapters, five classes of eight images
+    assert seen[1] == (24 + 40 if method == "tuna" else 0)
+
+
+@pytest.mark.parametrize("method", ["mos", "tuna"])
+def test_a_class_with_one_image_has_finite_statistics(make_learner: Make, method: str) -> None:
+    learner = make_learner(method=method, train=SHORT)
+    assert isinstance(learner, StepAdapters)
+    for increment in small_stream([2, 2], [16, 1, 1, 16]):
+        learner.learn(increment)
+    identity = torch.eye(learner.feature_dim) * 0.01
+    torch.testing.assert_close(learner.gaussians.factors[[1, 2]], identity.expand(2, -1, -1))
+    assert learner.head.weight.isfinite().all()
+
+
+@pytest.mark.parametrize("method", ["mos", "tuna"])
+def test_the_second_training_begins_at_the_second_step(make_learner: Make, method: str) -> None:
+    learner = make_learner(method=method, train=SHORT)
+    notes = [learner.learn(increment) for increment in small_stream([2, 2])]
+    assert "head_loss" not in notes[0]
+    assert math.isfinite(notes[1]["head_loss"])
+
+
+def test_both_learn_easy_images(make_learner: Make) -> None:
+    """Chance is 1/6; the network has random weights."""
+    for method in ("mos", "tuna"):
+        stream = small_stream([2, 2, 2])
+        learner = make_learner(method=method, train={"batch": 16})
+        for increment in stream:
+            learner.learn(increment)
+        right = learner.predictions(stream[2])["ensemble"] == stream.test.labels[stream[2].test_rows]
+        assert right.float().mean() > 0.5, method
+
+
+# --- MOS ------------------------------------------------------------------------------------------------------------
+
+
+def walked(first: int, following: Sequence[int], cap: int) -> int:
+    """As the loop over one image would do it."""
+    adapter = first
+    for evaluation in range(1, cap + 1):
+        named = following[adapter]
+        if named == adapter or evaluation == cap:
+            break
+        adapter = named
+    return adapter
+
+
+@pytest.mark.parametrize("cap", [1, 2, 4, 7])
+def test_all_images_walk_as_each_alone(cap: int) -> None:
+    following = torch.randint(0, 9, (500, 9), generator=seeded())
+    first = torch.randint(0, 9, (500,), generator=seeded(1))
+    expected = [walked(int(k), row.tolist(), cap) for k, row in zip(first, following, strict=True)]
+    assert retrieve(first, following, cap).tolist() == expected
+
+
+def test_the_walk_ends_at_the_fourth_evaluation() -> None:
+    chain = torch.tensor([[1, 2, 3, 4, 5, 5]])
+    assert retrieve(torch.tensor([0]), chain).item() == 3
+
+
+@pytest.mark.parametrize("reduction", ["mean", "class_wise_mean"])
+def test_mos_loss_by_hand(make_learner: Make, reduction: str) -> None:
+    learner = make_learner(method="mos", reduction=reduction, train=SHORT)
+    assert isinstance(learner, MOS)
+    stream = small_stream([2, 3])
+    learner.learn(stream[0])
+    learner.begin(stream[1])
+    learner.eval()
+    images, targets = torch.randn(5, 3, 16, 16, generator=seeded()), torch.tensor([2, 4, 4, 3, 4])
+    with torch.no_grad():
+        features = learner.features(images)
+        logits = features @ learner.head.weight.T + learner.head.bias  # type: ignore[union-attr]
+        logits[:, :2] = -torch.inf
+        values = [-logits[k].log_softmax(0)[targets[k]] for k in range(5)]
+        rows = [*learner.gaussians.means[:2], *features]
+        similarity = torch.tensor([[float(a @ b) / 0.8 for b in rows] for a in rows])
+        contrast = [-similarity[k].log_softmax(0)[k] for k in range(7)]
+        expected = by_hand(values, targets.tolist(), reduction)
+        expected = expected + 0.1 * by_hand(contrast, [0, 1, *targets.tolist()], reduction)
+        torch.testing.assert_close(learner.loss(images, targets), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_head_learns_at_a_tenth_of_the_rate(make_learner: Make) -> None:
+    learner = make_learner(method="mos")
+    learner.begin(small_stream([2])[0])
+    (of_adapters, of_head) = learner.rates()
+    assert (of_adapters.factor, of_head.factor) == (1.0, 0.1)
+    assert sum(p.numel() for p in of_head.parameters) == 2 * 64 + 2
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_one_merge_an_optimiser_step(make_learner: Make, monkeypatch: pytest.MonkeyPatch, released: bool) -> None:
+    """Against a loop that merges right after the optimiser, towards a mean it keeps itself; the released code's merges
+    in every block come on top."""
+    learner = learned(make_learner, "mos", (2, 2, 2), options={"released": released})
+    assert isinstance(learner, MOS)
+    naive = make_learner(method="mos", train=SHORT)  # `released` off: its last pull towards the mean is done by hand
+    assert isinstance(naive, MOS)
+    trained: list[list[Tensor]] = []
+    current = list(naive.adapters.parameters())
+    pulls = {"forward": 0, "optimiser": 0}
+
+    @torch.no_grad()
+    def pull(times: int, where: str) -> None:
+        for _ in range(times if trained else 0):
+            pulls[where] += 1
+            for k, parameter in enumerate(current):
+                earlier = sum(values[k] for values in trained) / len(trained)
+                parameter.copy_(0.9 * parameter + 0.1 * earlier)
+
+    make_optimiser, own_loss = ffcil.training._optimiser, naive.loss
+
+    def merging_optimiser(*arguments: Any) -> torch.optim.SGD:
+        optimiser = make_optimiser(*arguments)
+        optimiser.register_step_post_hook(lambda *_: pull(1, "optimiser"))
+        return optimiser
+
+    def loss(images: Tensor, targets: Tensor) -> Tensor:
+        pull(naive.vit.depth if released else 0, "forward")
+        return own_loss(images, targets)
+
+    monkeypatch.setattr(ffcil.training, "_optimiser", merging_optimiser)
+    monkeypatch.setattr(naive, "loss", loss)
+    monkeypatch.setattr(naive, "merge", lambda times: None)
+    remember = naive.remember_adapters
+
+    @torch.no_grad()
+    def remember_and_pull() -> None:
+        remember()
+        trained.append([parameter.detach().clone() for parameter in current])
+        if released and len(trained) > 1:
+            for k, parameter in enumerate(current):
+                parameter.copy_(sum(values[k] for values in trained[:-1]) / (len(trained) - 1))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(naive, "remember_adapters", remember_and_pull)
+    for increment in small_stream([2, 2, 2]):
+        naive.learn(increment)
+    steps = 2 * 2 * 2  # two later steps, two epochs, two batches
+    assert pulls == {"forward": steps * naive.vit.depth * released, "optimiser": steps}
+    for ours, theirs in zip(learner.adapters.parameters(), current, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+    for ours, *values in zip(learner.earlier.parameters(), *trained, strict=True):
+        torch.testing.assert_close(ours, sum(values) / 3, rtol=1e-3, atol=1e-5)
+
+
+def test_merging_holds_adapters_near_the_earlier_ones(make_learner: Make) -> None:
+    def moved(**options: Any) -> float:
+        learner = learned(make_learner, "mos", (2, 2), options=options)
+        pairs = zip(learner.adapters.parameters(), learner.kept[0].parameters(), strict=True)
+        return sum((a - b).square().sum().item() for a, b in pairs)
+
+    free, merged, released = moved(merge_rate=0), moved(), moved(released=True)
+    assert free > merged > released == 0  # released: the second adapters end as the first
+
+
+def test_prototypes_are_of_the_first_adapters(make_learner: Make) -> None:
+    learner = learned(make_learner, "mos")
+    assert isinstance(learner, MOS)
+    stream = small_stream([2, 1, 2])
+    images = learner.settings.augmentation.plain(stream.train.images)
+    with torch.no_grad():
+        features = learner.adapted(learner.kept[0], images)  # type: ignore[arg-type]
+    expected = torch.stack([features[stream.train.labels == label].mean(0) for label in range(5)])
+    torch.testing.assert_close(learner.prototypes, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("ha", [False, True])
+def test_mos_prediction_image_by_image(make_learner: Make, ha: bool) -> None:
+    learner = learned(make_learner, "mos", ha={"use": ha})
+    assert isinstance(learner, MOS)
+    spread_out(learner)
+    with torch.no_grad():
+        learner.head.weight.normal_(generator=seeded(5))
+    step_of, images = [0, 0, 1, 2, 2], torch.randn(40, 3, 16, 16, generator=seeded(6))
+    evaluations = set()
+    with torch.no_grad():
+        scores = learner.logits(images)["ensemble"]
+        features = [learner.adapted(by, images) for by in (*learner.kept, learner.adapters)]  # type: ignore[arg-type]
+        for k in range(40):
+            own = [f[k] if learner.ha is None else learner.ha(f[k]) for f in features]
+            z0 = torch.stack([torch.cosine_similarity(own[0], p, dim=0) for p in learner.prototypes])
+            adapter, count = step_of[int(z0.argmax())], 0
+            while True:
+                count += 1
+                z = learner.head.weight @ own[adapter] + learner.head.bias  # type: ignore[union-attr]
+                named = step_of[int(z.argmax())]
+                if named == adapter or count == 4:
+                    break
+                adapter = named
+            evaluations.add(count)
+            torch.testing.assert_close(scores[k], z.softmax(0) + (3 * z0).softmax(0), rtol=1e-3, atol=1e-4)
+    assert len(evaluations) > 1
+
+
+# --- TUNA -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.3])
+def test_cosface_sample_by_sample(margin: float) -> None:
+    cosines, targets = torch.rand(9, 4, generator=seeded()) * 2 - 1, torch.arange(9) % 4
+    for k, value in enumerate(cosface(cosines, targets, 20.0, margin)):
+        own = math.exp(20 * (cosines[k, targets[k]].item() - margin))
+        others = sum(math.exp(20 * cosines[k, j].item()) for j in range(4) if j != targets[k])
+        assert value.item() == pytest.approx(-math.log(own / (own + others)), rel=1e-4, abs=1e-5)
+
+
+def test_cosface_of_one_class_is_nothing() -> None:
+    cosines = torch.randn(5, 1, requires_grad=True)
+    value = cosface(cosines, torch.zeros(5, dtype=torch.int64), 20.0, 0.3).sum()
+    value.backward()  # type: ignore[no-untyped-call]
+    assert value == 0
+    assert cosines.grad is not None
+    assert cosines.grad.eq(0).all()
+
+
+def test_a_step_of_one_class_leaves_the_adapters(make_learner: Make) -> None:
+    phase = {"epochs": 2, "learning_rate": 0.05, "weight_decay": 0.0}
+    learner = learned(
+        make_learner, "tuna", (2, 1), train={"first": phase, "later": phase}, options={"orthogonality": 0.0}
+    )
+    for now, before in zip(learner.adapters.parameters(), learner.kept[0].parameters(), strict=True):
+        assert torch.equal(now, before)
+
+
+def test_fusion_element_by_element() -> None:
+    values = torch.randn(4, 6, 5, generator=seeded())
+    values[:, 0, 0] = 0
+    values[:, 0, 1] = torch.tensor([1.0, -1.0, 2.0, -2.0])  # a mean of 0: minus
+    values[:, 0, 2] = torch.tensor([0.0, 3.0, -1.0, -1.0])
+    fused = fuse(values)
+    for i in range(6):
+        for j in range(5):
+            own = values[:, i, j].tolist()
+            sign = 1 if sum(own) / 4 > 0 else -1
+            expected = sign * max([abs(v) for v in own if v * sign > 0], default=0.0)
+            assert fused[i, j].item() == pytest.approx(expected), own
+    assert fused[0, :3].tolist() == [0, -2, 3]
+    assert torch.equal(fuse(values[:1]), values[0])
+
+
+def test_the_universal_adapters_are_fused_from_all(make_learner: Make) -> None:
+    learner = learned(make_learner, "tuna")
+    assert isinstance(learner, TUNA)
+    sets = [*learner.kept, learner.adapters]
+    for name, fused in learner.universal.state_dict().items():
+        own = torch.stack([by.state_dict()[name] for by in sets])
+        assert torch.equal(fused, fuse(own)), name
+    images = torch.randn(3, 3, 16, 16)
+    with torch.no_grad():
+        assert not torch.allclose(learner.universal_features(images), learner.features(images), atol=1e-5)
+    assert learner.universal in learner.deployed()
+
+
+def test_overlap_is_the_mean_of_all_pairs_of_rows(make_learner: Make) -> None:
+    learner = learned(make_learner, "tuna", (2, 2, 2))
+    assert isinstance(learner, TUNA)
+
+    def units(adapter: nn.Module) -> Tensor:
+        weight: Tensor = adapter.up.weight  # type: ignore[assignment, union-attr]
+        return weight / weight.norm(dim=1, keepdim=True)
+
+    expected = 0.0
+    for kept in learner.kept:
+        tables = [
+            units(a) @ units(b).T
+            for a, b in zip(learner.adapters, kept, strict=True)  # type: ignore[arg-type]
+        ]
+        expected += sum(table.mean().abs().item() for table in tables) / len(tables)
+    assert expected > 0
+    assert learner.overlap().item() == pytest.approx(expected, rel=1e-3, abs=1e-6)
+
+
+def test_fresh_adapters_overlap_with_nothing() -> None:
+    fresh = adapters(3, 8, 2)
+    mean_directions(fresh).sum().backward()  # type: ignore[no-untyped-call]
+    assert mean_directions(fresh).eq(0).all()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "class_wise_mean"])
+def test_tuna_loss_by_hand(make_learner: Make, reduction: str) -> None:
+    options = {"margin": 0.2, "orthogonality": 0.5}
+    learner = make_learner(method="tuna", reduction=reduction, train=SHORT, options=options)
+    assert isinstance(learner, TUNA)
+    stream = small_stream([2, 3])
+    learner.learn(stream[0])
+    learner.begin(stream[1])
+    learner.eval()
+    images, targets = torch.randn(5, 3, 16, 16, generator=seeded()), torch.tensor([2, 4, 4, 3, 4])
+    with torch.no_grad():
+        values = []
+        for feature, target in zip(learner.features(images), targets.tolist(), strict=True):
+            cosines = torch.cosine_similarity(feature[None], learner.head.weight)
+            cosines[target] -= 0.2
+            values.append(-(20 * cosines[2:]).log_softmax(0)[target - 2])
+        expected = by_hand(values, targets.tolist(), reduction) + 0.5 * math.exp(-2) * learner.overlap()
+        torch.testing.assert_close(learner.loss(images, targets), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_means_decay_less_the_newer_the_class(make_learner: Make) -> None:
+    for now in range(6):
+        factors = decay_of_means(torch.arange(now + 1), now)
+        assert (factors.diff() > 0).all()
+        assert factors[-1] == 1
+        assert factors[0] > 0.9
+    sizes = [3, 1, 2]
+    learner = learned(make_learner, "tuna", sizes)
+    scale = learner.mean_scale()
+    assert scale is not None
+    torch.testing.assert_close(scale, 0.9 + 0.1 * torch.tensor([1, 1, 1, 2, 3, 3]) / 3)
+    assert learned(make_learner, "tuna", (1, 1), options={"mean_decay": False}).mean_scale() is None
+
+
+def test_the_released_decay_goes_the_other_way(make_learner: Make) -> None:
+    """Ten steps of two classes: 0.91 for class 0, then 0.9 down to 0.81."""
+    learner = make_learner(method="tuna", train=SHORT, options={"released": True})
+    assert isinstance(learner, TUNA)
+    for increment in small_stream([2] * 10):
+        learner.begin(increment)
+    scale = learner.mean_scale()
+    assert scale is not None
+    expected = [0.9 + 0.1 * (-math.ceil(c / 2) + 1) / 10 for c in range(20)]
+    assert scale.tolist() == pytest.approx(expected)
+    assert expected[0] == pytest.approx(0.91)
+    assert expected[-1] == pytest.approx(0.81)
+
+
+@pytest.mark.parametrize("released", [False, True])
+@pytest.mark.parametrize("ha", [False, True])
+def test_tuna_prediction_image_by_image(make_learner: Make, ha: bool, released: bool) -> None:
+    learner = learned(make_learner, "tuna", ha={"use": ha}, options={"released": released})
+    assert isinstance(learner, TUNA)
+    spread_out(learner)
+    learner.fuse_adapters()
+    images, chosen = torch.randn(30, 3, 16, 16, generator=seeded(6)), set()
+    with torch.no_grad():
+        scores = learner.logits(images)["ensemble"]
+        for k in range(30):
+
+            def probabilities(by: nn.Module, k: int = k) -> Tensor:
+                feature = learner.adapted(by, images[k : k + 1])[0]  # type: ignore[arg-type]
+                feature = feature if learner.ha is None else learner.ha(feature)
+                return (20 * torch.cosine_similarity(feature[None], learner.head.weight)).softmax(0)
+
+            of_steps = [probabilities(by) for by in (*learner.kept, learner.adapters)]
+            entropies = [-(p * p.log()).sum().item() for p in of_steps]
+            surest = int(np.argmin(entropies))
+            chosen.add(surest)
+            other = of_steps[-1] if released else probabilities(learner.universal)
+            torch.testing.assert_close(scores[k], of_steps[surest] + other, rtol=1e-3, atol=1e-4)
+    assert len(chosen) > 1
+
+
+def test_the_first_step_has_one_set_of_adapters(make_learner: Make) -> None:
+    learner = learned(make_learner, "tuna", (3,))
+    assert isinstance(learner, TUNA)
+    images = torch.randn(4, 3, 16, 16)
+    with torch.no_grad():
+        expected = 2 * learner.classify(learner.features(images)).softmax(1)
+        torch.testing.assert_close(learner.logits(images)["ensemble"], expected)
+    assert learner.universal not in learner.deployed()
