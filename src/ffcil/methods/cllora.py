@@ -102,7 +102,7 @@ class CLLoRA(SimpleCIL):
     # --- training -----------------------------------------------------------------------------------------------
 
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
-        old_classes = self.statistics.classes - self.head.classes
+        old_classes = len(self.prototypes) - self.head.classes
         per_sample = cross_entropy(self.head(self.features(images)), targets - old_classes)
         if len(self.specific) == 1:
             return self.reduce(per_sample, targets)
