@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -42,9 +43,10 @@ class LoRA(nn.Module):
         self.up = nn.Parameter(torch.zeros(2, rank, width))
         self.weight = nn.Parameter(torch.empty(2).uniform_(0.5, 1.5)) if weighted else None
 
-    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, N, D] -> the changes of queries and values, [B, N, D] each"""
-        queries, values = ((tokens @ down) @ up for down, up in zip(self.down, self.up, strict=True))
+    def forward(self, tokens: Tensor, up: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """[B, N, D] -> the changes of queries and values, [B, N, D] each; `up` may take the place of its own"""
+        ups = self.up if up is None else up
+        queries, values = ((tokens @ down) @ up for down, up in zip(self.down, ups, strict=True))
         if self.weight is None:
             return queries, values
         return queries * self.weight[0], values * self.weight[1]
@@ -62,7 +64,8 @@ class Tuning(NamedTuple):
     """What is attached to one block."""
 
     adapter: Adapter | None = None
-    lora: LoRA | None = None
+    lora: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    """a `LoRA`, or one with something bound"""
 
 
 def adapters(depth: int, width: int, rank: int) -> nn.ModuleList:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ from timm.models.vision_transformer import Block, VisionTransformer, checkpoint_
 from torch import Tensor, nn
 
 from ffcil.errors import InputError, unknown
-from ffcil.models.tuners import LoRA, Tuning
+from ffcil.models.tuners import Tuning
 
 UNTUNED: Sequence[Tuning] = ()
 
@@ -70,7 +70,7 @@ def _tuned(block: Block, tokens: Tensor, tuning: Tuning) -> Tensor:
     return out if tuning.adapter is None else out + tuning.adapter(attended)
 
 
-def _attention(attention: Any, tokens: Tensor, lora: LoRA | None) -> Tensor:
+def _attention(attention: Any, tokens: Tensor, lora: Callable[[Tensor], tuple[Tensor, Tensor]] | None) -> Tensor:
     if lora is None:
         return cast(Tensor, attention(tokens))
     batch, count, _ = tokens.shape

@@ -1,0 +1,237 @@
+"""CL-LoRA against plain computations: full passes, sums by hand, gradients by row."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from conftest import small_stream
+from ffcil.errors import InputError
+from ffcil.methods.cllora import CLLoRA, gradient_shares
+from ffcil.models.tuners import LoRA, Tuning
+from ffcil.stream import Stream
+
+Make = Callable[..., CLLoRA]
+SHORT = {"epochs": 2, "learning_rate": 0.1}
+
+
+@pytest.fixture
+def make_cllora(make_learner: Callable[..., Any]) -> Make:
+    def make(**overrides: Any) -> CLLoRA:
+        learner = make_learner(method="cllora", train={"first": SHORT, "later": SHORT}, **overrides)
+        assert isinstance(learner, CLLoRA)
+        return learner
+
+    return make
+
+
+def some_images(count: int = 6) -> Tensor:
+    return torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def loras(modules: torch.nn.Module) -> list[LoRA]:
+    return cast(list[LoRA], list(modules.children()))
+
+
+def learned(learner: CLLoRA, stream: Stream) -> CLLoRA:
+    for increment in stream:
+        learner.learn(increment)
+    return learner
+
+
+def in_the_second_step(learner: CLLoRA) -> CLLoRA:
+    """Ready for a batch of classes 2 to 4, with a shared part that has moved away from the teacher."""
+    first, second = small_stream([2, 3])
+    learner.learn(first)
+    learner.begin(second)
+    with torch.no_grad():
+        for lora in [*loras(learner.shared), *loras(learner.specific[-1])]:
+            lora.up += 0.3 * torch.randn(lora.up.shape, generator=torch.Generator().manual_seed(2))
+    return learner.eval()
+
+
+def distillation_by_hand(learner: CLLoRA, images: Tensor, ups: list[Tensor]) -> Tensor:
+    """Of every image, through copies of the shared LoRA that have `ups`: a graph of its own."""
+
+    def early(values: list[Tensor]) -> Tensor:
+        tokens = learner.vit.embed(images)
+        for k, (lora, up) in enumerate(zip(loras(learner.shared), values, strict=True)):
+            block: Any = learner.vit.net.blocks[k]
+            normed = block.norm1(tokens)
+            q, key, v = block.attn.qkv(normed).chunk(3, dim=-1)
+            q, v = q + normed @ lora.down[0] @ up[0], v + normed @ lora.down[1] @ up[1]
+            heads = [x.unflatten(-1, (block.attn.num_heads, -1)).transpose(1, 2) for x in (q, key, v)]
+            mixed = (heads[0] @ heads[1].mT * block.attn.scale).softmax(-1) @ heads[2]
+            tokens = tokens + block.attn.proj(mixed.transpose(1, 2).flatten(2))
+            tokens = tokens + block.mlp(block.norm2(tokens))
+        return learner.head(learner.vit.net.norm(tokens)[:, 0])  # type: ignore[no-any-return]
+
+    soft = (early(list(learner.teacher)) / 2).softmax(1).detach()
+    return -(soft * (early(ups) / 2).log_softmax(1)).sum(1)
+
+
+def test_the_modules_are_where_they_belong(make_cllora: Make) -> None:
+    learner = learned(make_cllora(), small_stream([2, 2]))
+    assert (len(learner.shared), [len(loras(s)) for s in learner.specific]) == (3, [3, 3])  # of 6 blocks
+    trained = {name for name, parameter in learner.named_parameters() if parameter.requires_grad}
+    shared = {f"shared.{k}.up" for k in range(3)}
+    newest = {f"specific.1.{k}.{part}" for k in range(3) for part in ("down", "up", "weight")}
+    assert trained == shared | newest | {"head.weight", "head.scale"}
+    assert make_cllora(options={"shared_blocks": 5}).shared[4] is not None
+    with pytest.raises(InputError, match=r"shared_blocks=6 leaves no block of 6 on one side: choose 1 to 5"):
+        make_cllora(options={"shared_blocks": 6})
+
+
+@pytest.mark.parametrize("robust", [False, True])
+def test_the_shared_trunk_is_as_good_as_full_passes(make_cllora: Make, robust: bool) -> None:
+    """Also with LoRA folded into the frozen weights of a copy, which is a network without LoRA."""
+    learner = learned(make_cllora(robust=robust), small_stream([2, 3, 1]))
+    images, scores, folded_scores = some_images(), [], []
+    with torch.no_grad():
+        for specific, classes in zip(learner.specific, ([0, 1], [2, 3, 4], [5]), strict=True):
+            attached = [*loras(learner.shared), *loras(specific)]
+            folded = copy.deepcopy(learner.vit)
+            for block, lora in zip(folded.net.blocks, attached, strict=True):
+                cast(Any, block).attn.qkv.weight += lora.folded()
+            full = learner.vit(images, [Tuning(lora=lora) for lora in attached])
+            for features, into in ((full, scores), (folded(images), folded_scores)):
+                aligned = features if learner.ha is None else learner.ha(features)
+                into += [F.cosine_similarity(aligned, learner.prototypes[c], dim=1) for c in classes]
+        logits = learner.logits(images)["prototype"]
+    assert logits.shape == (6, 6)
+    torch.testing.assert_close(logits, 20 * torch.stack(scores, dim=1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits, 20 * torch.stack(folded_scores, dim=1), rtol=1e-4, atol=1e-4)
+
+
+def test_the_steps_have_features_of_their_own(make_cllora: Make) -> None:
+    learner = learned(make_cllora(), small_stream([2, 2]))
+    with torch.no_grad():
+        first, second = learner.features_by_step(some_images())
+        assert (first - second).abs().max() > 1e-3
+        torch.testing.assert_close(second, learner.features(some_images()))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "class_wise_mean"])
+def test_the_loss_by_hand(make_cllora: Make, reduction: str) -> None:
+    learner = in_the_second_step(make_cllora(reduction=reduction, options={"orthogonality": 0.5}))
+    images, targets = some_images(5), torch.tensor([2, 4, 4, 3, 4])
+    with torch.no_grad():
+        features = learner.vit(images, [Tuning(lora=x) for x in [*learner.shared, *loras(learner.specific[1])]])
+        rows = learner.head.weight
+        apart = distillation_by_hand(learner, images, [lora.up for lora in loras(learner.shared)])
+        of_class: dict[int, list[float]] = {}
+        for k, target in enumerate(targets.tolist()):
+            logits = learner.head.scale * F.cosine_similarity(features[k], rows, dim=1)
+            ce = -logits.log_softmax(0)[target - 2].item()
+            of_class.setdefault(target, []).append(ce + 5 * apart[k].item())
+        block_weights = [torch.cat([cast(Tensor, lora.weight) for lora in loras(s)]) for s in learner.specific]
+        similarity = F.cosine_similarity(*block_weights, dim=0).abs().item()
+        if reduction == "mean":
+            expected = sum(sum(values) for values in of_class.values()) / 5
+        else:
+            expected = sum(sum(values) / len(values) for values in of_class.values()) / 3
+        assert learner.loss(images, targets).item() == pytest.approx(expected + 0.5 * similarity, rel=1e-5)
+
+
+@pytest.mark.parametrize("reassign", [True, False])
+def test_gradients_of_the_two_parts(make_cllora: Make, reassign: bool) -> None:
+    """Cross-entropy reaches the shared part as it is, distillation row by row times D * n_i / sum n."""
+    learner = in_the_second_step(make_cllora(options={"reassign_gradient": reassign}))
+    images, targets = some_images(5), torch.tensor([2, 4, 4, 3, 4])
+    ups = [lora.up for lora in loras(learner.shared)]
+    ours = torch.autograd.grad(learner.loss(images, targets), [*ups, learner.head.weight])
+
+    ce = F.cross_entropy(learner.head(learner.features(images)), targets - 2)
+    of_ce = torch.autograd.grad(ce, [*ups, learner.head.weight])
+    *of_kd, head_kd = torch.autograd.grad(
+        5 * distillation_by_hand(learner, images, ups).mean(), [*ups, learner.head.weight]
+    )
+    for block, gradient in enumerate(of_kd):
+        for site in range(2):
+            norms = [learner.teacher[block, site, :, i].norm().item() for i in range(64)]
+            for i in range(64):
+                weight = 64 * norms[i] / sum(norms) if reassign else 1.0
+                expected = of_ce[block][site, :, i] + weight * gradient[site, :, i]
+                torch.testing.assert_close(ours[block][site, :, i], expected, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(ours[-1], of_ce[-1] + head_kd, rtol=1e-3, atol=1e-6)  # no gradient by the teacher
+    assert max(gradient.abs().max() for gradient in of_kd) > 1e-4
+
+
+def test_reassignment_changes_no_value(make_cllora: Make) -> None:
+    learners = [in_the_second_step(make_cllora(options={"reassign_gradient": on})) for on in (True, False)]
+    # the first step has no distillation, so that both are the same up to here
+    losses = [learner.loss(some_images(), torch.tensor([2, 3, 4] * 2)) for learner in learners]
+    assert torch.equal(*losses)
+
+
+def test_shares_of_nothing_are_even() -> None:
+    ups = torch.zeros(2, 2, 3, 8)
+    ups[1, 0, :, 5] = 4.0
+    shares = gradient_shares(ups)
+    assert shares.shape == (2, 2, 1, 8)
+    assert shares[0].eq(1).all()
+    assert shares[1, 1].eq(1).all()
+    assert shares[1, 0, 0].tolist() == [0, 0, 0, 0, 0, 8, 0, 0]
+
+
+def test_what_is_frozen_stays_and_the_rest_moves(make_cllora: Make) -> None:
+    """Down of the shared part for good, a step's set after it, the teacher during a step; evaluation moves nothing."""
+    learner, stream = make_cllora(robust=True), small_stream([2, 3, 2])
+    downs = [lora.down.clone() for lora in loras(learner.shared)]
+    archived: dict[str, Tensor] = {}
+    for step, increment in enumerate(stream):
+        before = torch.stack([lora.up.detach().clone() for lora in loras(learner.shared)])
+        learner.learn(increment)
+        assert torch.equal(learner.teacher, before)
+        after = torch.stack([lora.up.detach() for lora in loras(learner.shared)])
+        assert (after - before).abs().max() > 0
+        for lora in loras(learner.specific[step]):
+            assert lora.up.abs().max() > 0
+        for lora, down in zip(loras(learner.shared), downs, strict=True):
+            assert torch.equal(lora.down, down)
+        newest = {f"{step}.{name}": value.clone() for name, value in learner.specific[step].state_dict().items()}
+        learner.predictions(increment)
+        for name, value in {**archived, **newest}.items():
+            assert torch.equal(learner.specific.state_dict()[name], value), name
+        archived |= newest
+
+
+def test_prototypes_by_hand(make_cllora: Make) -> None:
+    """Means of untouched images under the newest set; those of earlier classes stay."""
+    learner, stream = make_cllora(), small_stream([2, 3])
+    learner.learn(stream[0])
+    early = learner.prototypes.clone()
+    learner.learn(stream[1])
+    assert torch.equal(learner.prototypes[:2], early)
+    plain = learner.settings.augmentation.plain
+    tunings = [Tuning(lora=lora) for lora in [*loras(learner.shared), *loras(learner.specific[1])]]
+    for label in (2, 3, 4):
+        with torch.no_grad():
+            features = learner.vit(plain(stream.train.images[stream.train.labels == label]), tunings)
+        torch.testing.assert_close(learner.prototypes[label], features.mean(0), rtol=1e-4, atol=1e-5)
+
+
+def test_steps_of_one_class_teach_the_lora_nothing(make_cllora: Make) -> None:
+    """Nothing is NaN, though the teacher of the second step is zero, and a later step trains as it should."""
+    learner = learned(make_cllora(), small_stream([1, 1, 3]))
+    for alone in list(learner.specific)[:2]:
+        assert all(lora.up.eq(0).all() for lora in loras(alone))
+    assert learner.teacher.eq(0).all()
+    assert all(lora.up.abs().max() > 0 for lora in [*loras(learner.shared), *loras(learner.specific[2])])
+    assert all(value.isfinite().all() for value in learner.state_dict().values())
+
+
+def test_one_class_after_several(make_cllora: Make) -> None:
+    learner, (first, second) = make_cllora(), small_stream([3, 1])
+    learner.learn(first)
+    before = torch.stack([lora.up.detach().clone() for lora in loras(learner.shared)])
+    learner.learn(second)
+    after = torch.stack([lora.up.detach() for lora in loras(learner.shared)])
+    torch.testing.assert_close(after, before, rtol=1e-2, atol=1e-6)  # weight decay alone
+    assert learner.predictions(second)["prototype"].shape == (32,)
