@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ffcil.config import MemorySettings, Phase, RunConfig, Settings, TrainSettings, validate
 from ffcil.data.augment import Augmentation
+from ffcil.data.ragged import Images
 from ffcil.errors import InputError, unknown
 from ffcil.models.resnet import Backbone, build_backbone
 from ffcil.robustness import Robustness
@@ -192,12 +193,12 @@ class Learner(nn.Module, ABC):
             after_epoch,
         )
 
-    def over(self, store: Tensor, rows: Tensor, compute: Callable[[Tensor], Value]) -> Iterator[Value]:
-        """`compute` of the untouched images in `rows` of a store [N, 3, H, W], batch by batch."""
+    def over(self, store: Images, rows: Tensor, compute: Callable[[Tensor], Value]) -> Iterator[Value]:
+        """`compute` of the untouched images in `rows` of a store, batch by batch."""
         plain = self.settings.augmentation.plain
         for batch in rows.to(store.device).split(self.settings.evaluate_batch):
             if len(batch):
-                yield compute(plain(store[batch]))
+                yield compute(plain(store, batch))
 
     def predictions(self, increment: Increment) -> dict[str, Tensor]:
         """Predicted classes of the increment's test images, by classifier, int64 [N]."""
