@@ -159,12 +159,11 @@ def test_images_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("ffcil.data.decoding.upright", None)
     again = load_dataset("folder", root, 96)
     assert torch.equal(pixels(first), pixels(again))
-    other = load_dataset  # another size, or a changed file, is decoded anew
-    with pytest.raises(TypeError):
-        other("folder", root, 104)
+    with pytest.raises(TypeError):  # another size, or a changed file, is decoded anew
+        load_dataset("folder", root, 104)
     os.utime(root / "class 0" / "0.png", ns=(1, 1))
     with pytest.raises(TypeError):
-        other("folder", root, 96)
+        load_dataset("folder", root, 96)
 
 
 def pixels(data: DataSet) -> torch.Tensor:
@@ -259,6 +258,5 @@ def test_a_run_notices_other_photographs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("augment", ["auto", "none"])
 def test_other_augmentation_of_photographs(tmp_path: Path, augment: str) -> None:
     train = {"batch": 8, "augment": augment, "first": {"epochs": 1}, "later": {"epochs": 1}}
-    assert (
-        run(photographs(tmp_path / "x", 2, 4), tmp_path / "run", arrivals={"sizes": [2]}, train=train)["average"] >= 0
-    )
+    root = photographs(tmp_path / "x", 2, 4)
+    assert run(root, tmp_path / "run", arrivals={"sizes": [2]}, train=train)["average"] >= 0

@@ -87,7 +87,7 @@ def test_a_parquet_file_without_a_split_or_names(tmp_path: Path) -> None:
     assert data.train.class_names == ("3", "7", "11")
     assert data.train.counts().tolist() == [8, 8, 8]
     assert data.test.counts().tolist() == [2, 2, 2]
-    assert sorted(sum(reds(data), [])) == list(range(30))
+    assert sorted(red for split in reds(data) for red in split) == list(range(30))
 
 
 def test_string_labels_and_plain_bytes(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_parquet_files_that_are_wrong(tmp_path: Path) -> None:
     assert "Column 'image' of" in problem()
     parquet(path, [0, None, 1])
     assert "no label in row 2" in problem()
-    parquet(path, [])
+    write_table(pa.table({"image": pa.array([], pa.binary()), "label": pa.array([], pa.int64())}), path)
     assert "lists no images" in problem()
     parquet(path, [0, 1], split=["train", "exam"])
     assert "has a split 'exam': name every split train, test or validation" in problem()
@@ -150,6 +150,15 @@ def test_unreadable_images_in_a_parquet_file_are_named_by_their_rows(tmp_path: P
     with pytest.raises(InputError, match=r"2 image\(s\) cannot be read.*x\.parquet row 2 .*row 3 ") as error:
         load_dataset("parquet", tmp_path, 112)
     assert "0x" not in str(error.value)
+
+
+def test_a_parquet_file_damaged_in_the_middle(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "x.parquet", [0, 1] * 3)
+    content = bytearray(path.read_bytes())
+    content[4:200] = bytes(196)  # the images of the first rows
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"x\.parquet is not a whole Parquet file .*: get it again"):
+        load_dataset("parquet", path, 16)
 
 
 def csv(root: Path, lines: Sequence[str], name: str = "labels.csv", encoding: str = "utf-8") -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,51 +55,54 @@ def list_parquet(root: Path | None) -> Listing:
     return Listing(names, labels, parts, class_names, lambda: _parquet_contents(files), file_key(files))
 
 
-def _opened(path: Path) -> Any:
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A Parquet file; what is wrong with it may also turn out while it is read."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
     try:
-        return ParquetFile(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise InputError(f"{path} is not a whole Parquet file ({error}): get it again.") from error
+        with ParquetFile(path) as file:
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise InputError(f"{path} is not a whole Parquet file ({reason}): get it again.") from error
 
 
 def _columns(path: Path) -> pa.Table:
     """All but the images, with the file's schema checked and kept."""
-    file = _opened(path)
-    schema = file.schema_arrow
+    with _opened(path) as file:
+        schema = file.schema_arrow
+        table = file.read(columns=[name for name in ("label", "split") if name in schema.names])
     for needed in ("image", "label"):
         if needed not in schema.names:
             raise InputError(
                 f"{path} has no column {needed!r} (its columns: {', '.join(schema.names)}): rename the one that is it."
             )
-    if _bytes_column(schema) is None:
+    if not _holds_bytes(schema.field("image").type):
         raise InputError(
             f"Column 'image' of {path} is {schema.field('image').type}: make it the images' encoded bytes, or a struct "
             "of bytes and path."
         )
-    wanted = [name for name in ("label", "split") if name in schema.names]
-    table = file.read(columns=wanted)
     return table.replace_schema_metadata(schema.metadata)
 
 
-def _bytes_column(schema: pa.Schema) -> str | None:
-    """Where the encoded images are: `image` itself, or its field `bytes`."""
+def _holds_bytes(kind: pa.DataType) -> bool:
+    """Whether a column of images is bytes, or has a field of them."""
     import pyarrow as pa
 
-    kind = schema.field("image").type
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return "image"
-    return "image.bytes" if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0 else None
+    if pa.types.is_struct(kind):
+        return bool(kind.get_field_index("bytes") >= 0)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def _parquet_contents(files: Sequence[Path]) -> Iterator[Path | bytes]:
     """A few rows at a time."""
     for path in files:
-        for batch in _opened(path).iter_batches(_AT_ONCE, columns=["image"]):
-            for value in batch.column("image").to_pylist():
-                yield _content(value, path.parent)
+        with _opened(path) as file:
+            for batch in file.iter_batches(_AT_ONCE, columns=["image"]):
+                for value in batch.column("image").to_pylist():
+                    yield _content(value, path.parent)
 
 
 def _content(value: Any, folder: Path) -> Path | bytes:
