@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,8 +14,8 @@ from torchvision.transforms.v2 import functional as tv
 
 from ffcil.data.augment import Augmentation, Draws
 from ffcil.data.image_set import ImageSet
-from ffcil.data.ragged import RaggedImages, image_sizes, locate
-from ffcil.data.resized_crop import ResizedCrop
+from ffcil.data.ragged import Images, RaggedImages, flat_pixels, image_sizes, locate
+from ffcil.data.resized_crop import ResizedCrop, resample, resample_one_by_one
 from ffcil.training import FitData, _EpochPlan
 
 UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -31,7 +31,12 @@ def picture(height: int, width: int, seed: int) -> Tensor:
 
 def ragged(sizes: Sequence[tuple[int, int]] = SIZES) -> tuple[RaggedImages, list[Tensor]]:
     images = [picture(*size, seed) for seed, size in enumerate(sizes)]
-    return RaggedImages.packed(torch.cat([image.flatten() for image in images]), torch.tensor(sizes)), images
+    return packed(images), images
+
+
+def packed(images: Sequence[Tensor] | Tensor) -> RaggedImages:
+    pixels = torch.cat([image.permute(1, 2, 0).flatten() for image in images])
+    return RaggedImages.packed(pixels, torch.tensor([image.shape[1:] for image in images]))
 
 
 def augmentation(size: int = 56, short_side: int = 64, **fields: object) -> Augmentation:
@@ -61,13 +66,16 @@ def test_a_store_gives_back_its_images() -> None:
     assert torch.equal(moved.image(3), images[3])
 
 
-def test_a_square_store_is_located_like_a_ragged_one() -> None:
+def test_pixels_are_found_in_either_kind_of_store() -> None:
     square = torch.randint(0, 256, (5, 3, 6, 9), dtype=torch.uint8)
-    store = RaggedImages.packed(square.view(-1), torch.tensor([[6, 9]] * 5))
     rows = torch.tensor([4, 0, 2, 2])
-    for mine, theirs in zip(locate(square, rows), locate(store, rows), strict=True):
-        assert torch.equal(mine, theirs)
-    assert torch.equal(image_sizes(square), image_sizes(store))
+    for store in (square, packed(square)):
+        assert image_sizes(store).tolist() == [[6, 9]] * 5
+        place = locate(store, rows)
+        assert (place.height.tolist(), place.width.tolist()) == ([6] * 4, [9] * 4)
+        for colour, y, x in ((0, 0, 0), (2, 5, 8), (1, 3, 7)):
+            position = place.offset + colour * place.channel + y * place.line + x * place.column
+            assert torch.equal(flat_pixels(store)[position], square[rows, colour, y, x])
 
 
 def test_stores_check_themselves() -> None:
@@ -136,15 +144,22 @@ def test_impossible_crops_are_refused(fields: dict[str, object]) -> None:
 # --- pixels --------------------------------------------------------------------------------------------------------
 
 
-def test_training_crops_are_torchvisions() -> None:
+def batched(store: Images, rows: Tensor, box: Tensor, flip: Tensor, size: int) -> Tensor:
+    return resample(store, rows, box, box, flip, size)
+
+
+@pytest.mark.parametrize("take", [batched, resample_one_by_one])
+@pytest.mark.parametrize("size", [56, 21])
+def test_training_crops_are_torchvisions(take: Callable[..., Tensor], size: int) -> None:
+    """The way that a GPU takes and the way that a CPU takes."""
     store, images = ragged()
     rows = torch.arange(len(store)).repeat(12)
-    a = augmentation()
-    draws = drawn(a, store, rows)
-    got = levels(a.train(store, rows, draws))
+    draws = drawn(augmentation(), store, rows)
+    got = take(store, rows, draws.box, draws.flip, size)
+    assert torch.equal(got, got.round())
     assert draws.flip.any()
     for k, row in enumerate(rows.tolist()):
-        want = tv.resized_crop(images[row], *draws.box[k].tolist(), [56, 56], antialias=False)
+        want = tv.resized_crop(images[row], *draws.box[k].tolist(), [size, size], antialias=False)
         want = tv.horizontal_flip(want) if draws.flip[k] else want
         assert (got[k] - want).abs().max() <= 1
 
@@ -170,11 +185,13 @@ def test_some_rows_as_all_of_them() -> None:
 
 def test_square_images_are_the_same_from_either_store() -> None:
     square = torch.stack([picture(64, 64, seed) for seed in range(6)])
-    store = RaggedImages.packed(square.view(-1), torch.tensor([[64, 64]] * 6))
+    store = packed(square)
     a, rows = augmentation(short_side=72, auto=True, cutout=8), torch.tensor([0, 3, 5, 5, 1])
     draws = drawn(a, square, rows)
     assert all(torch.equal(x, y) for x, y in zip(draws, drawn(a, store, rows), strict=True))
     assert torch.equal(a.train(square, rows, draws), a.train(store, rows, draws))
+    flat = (rows, draws.box, draws.flip, 56)
+    assert torch.equal(batched(square, *flat), batched(store, *flat))
     assert torch.equal(a.plain(square), a.plain(store))
     padded = Augmentation(*UNIT)
     with pytest.raises(ValueError, match="need an Augmentation with a `crop`"):
@@ -210,13 +227,13 @@ def test_nothing_random_looks_like_a_test_image() -> None:
     assert torch.equal(a.train(store, rows, drawn(a, store, rows)), a.plain(store))
 
 
-def test_positions_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_beyond_32_bits() -> None:
     """A store of more than 2^31 bytes; most of it is never touched, so that it takes no memory."""
     image = picture(40, 60, 0)
     pixels = torch.empty(2**31 + 10_000, dtype=torch.uint8)
-    pixels[-image.numel() :] = image.flatten()
+    pixels[-image.numel() :] = image.permute(1, 2, 0).flatten()
     store = RaggedImages(pixels, torch.tensor([len(pixels) - image.numel()]), torch.tensor([[40, 60]]))
-    small = RaggedImages.packed(image.flatten(), torch.tensor([[40, 60]]))
+    small = packed([image])
     a = augmentation(35, 40)
     assert torch.equal(a.plain(store), a.plain(small))
 

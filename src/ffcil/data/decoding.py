@@ -7,20 +7,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from rich.console import Console
 from rich.progress import track
+from torch import Tensor
 
 from ffcil.data.cache import cached_folder
-from ffcil.data.ragged import RaggedImages
 from ffcil.errors import InputError
 
 LONGEST = 16
@@ -28,8 +26,9 @@ LONGEST = 16
 _AHEAD = 64  # images that may be decoded before they are written: what bounds the memory
 _NAMED = 20  # unreadable images that an error names; it counts the others
 
-Pixels = NDArray[np.uint8]
-"""[3, height, width]"""
+Decode = Callable[[Path | bytes], Image.Image]
+Stored = tuple[Tensor, Tensor]
+"""flat uint8 pixels; int64 [N, 2], height and width of each image"""
 
 
 class Encoded(NamedTuple):
@@ -53,42 +52,36 @@ def upright(content: Path | bytes) -> Image.Image:
     return turned.convert("RGB")
 
 
-def _planes(image: Image.Image) -> Pixels:
-    return np.asarray(image).transpose(2, 0, 1)
-
-
-def decode_square(content: Path | bytes, size: int) -> Pixels:
+def decode_square(content: Path | bytes, size: int) -> Image.Image:
     """The middle square at `size` pixels."""
-    return _planes(ImageOps.fit(upright(content), (size, size), Image.Resampling.BILINEAR))
+    return ImageOps.fit(upright(content), (size, size), Image.Resampling.BILINEAR)
 
 
-def decode_whole(content: Path | bytes, short_side: int) -> Pixels:
+def decode_whole(content: Path | bytes, short_side: int) -> Image.Image:
     """The full frame, its short side at `short_side` pixels."""
     image = upright(content)
     short, long = sorted(image.size)
     if long > LONGEST * short:
         raise ValueError(f"it is more than {LONGEST} times as long as wide")
     width, height = (short_side if side == short else int(short_side * side / short) for side in image.size)
-    return _planes(image.resize((width, height), Image.Resampling.BICUBIC))
+    return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
-def decoded_store(
-    key: str, images: Callable[[], Iterable[Encoded]], count: int, short_side: int | None, size: int
-) -> tuple[RaggedImages, RaggedImages]:
+def decoded(
+    key: str, images: Callable[[], Iterable[Encoded]], count: int, decode: Decode, planar: bool
+) -> tuple[Stored, Stored]:
     """Training and test images, decoded at most once for a `key` and memory-mapped from then on.
 
     Args:
         images: called when they must be decoded; `count` of them
-        short_side: of the full frames; None for the middle squares of side `size`
+        planar: whether an image is stored as [3, height, width], or else as [height, width, 3]
     """
-    decode = partial(decode_square, size=size) if short_side is None else partial(decode_whole, short_side=short_side)
-    folder = cached_folder(key, lambda draft: _write(draft, images(), count, decode))
-    train, test = (_mapped(folder, part) for part in (0, 1))
-    return train, test
+    folder = cached_folder(key, lambda draft: _write(draft, images(), count, decode, planar))
+    return _mapped(folder, 0), _mapped(folder, 1)
 
 
-def _write(folder: Path, images: Iterable[Encoded], count: int, decode: Callable[[Path | bytes], Pixels]) -> None:
-    sizes: tuple[list[tuple[int, ...]], ...] = ([], [])
+def _write(folder: Path, images: Iterable[Encoded], count: int, decode: Decode, planar: bool) -> None:
+    sizes: tuple[list[tuple[int, int]], ...] = ([], [])
     bad = []
     shown = Console(stderr=True)
     with ExitStack() as stack:
@@ -105,8 +98,9 @@ def _write(folder: Path, images: Iterable[Encoded], count: int, decode: Callable
             if isinstance(result, str):
                 bad.append(result)
             elif not bad:  # else it would be for nothing
-                files[image.part].write(np.ascontiguousarray(result).data)
-                sizes[image.part].append(result.shape[1:])
+                pixels = np.asarray(result)
+                files[image.part].write(np.ascontiguousarray(pixels.transpose(2, 0, 1) if planar else pixels).data)
+                sizes[image.part].append((result.height, result.width))
     if bad:
         others = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
         raise InputError(
@@ -116,8 +110,8 @@ def _write(folder: Path, images: Iterable[Encoded], count: int, decode: Callable
         np.save(folder / f"{part}.sizes.npy", np.array(of_part, np.int64).reshape(-1, 2))
 
 
-def _attempt(image: Encoded, decode: Callable[[Path | bytes], Pixels]) -> Pixels | str:
-    """The pixels, or what is wrong."""
+def _attempt(image: Encoded, decode: Decode) -> Image.Image | str:
+    """The image, or what is wrong."""
     try:
         return decode(image.content)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
@@ -127,10 +121,10 @@ def _attempt(image: Encoded, decode: Callable[[Path | bytes], Pixels]) -> Pixels
 
 
 def _in_order(
-    images: Iterable[Encoded], decode: Callable[[Encoded], Pixels | str]
-) -> Iterator[tuple[Encoded, Pixels | str]]:
+    images: Iterable[Encoded], decode: Callable[[Encoded], Image.Image | str]
+) -> Iterator[tuple[Encoded, Image.Image | str]]:
     """Every image with its result, in their order, while the next ones are decoded beside it."""
-    waiting: deque[tuple[Encoded, Future[Pixels | str]]] = deque()
+    waiting: deque[tuple[Encoded, Future[Image.Image | str]]] = deque()
     with ThreadPoolExecutor() as pool:  # Pillow decodes without the interpreter's lock
         for image in images:
             waiting.append((image, pool.submit(decode, image)))
@@ -141,8 +135,8 @@ def _in_order(
             yield first, result.result()
 
 
-def _mapped(folder: Path, part: int) -> RaggedImages:
+def _mapped(folder: Path, part: int) -> Stored:
     path = folder / f"{part}.pixels"
     # An empty file cannot be mapped. Copy on write: torch has no tensors that may only be read.
     pixels = np.memmap(path, np.uint8, "c") if path.stat().st_size else np.empty(0, np.uint8)
-    return RaggedImages.packed(torch.from_numpy(pixels), torch.from_numpy(np.load(folder / f"{part}.sizes.npy")))
+    return torch.from_numpy(pixels), torch.from_numpy(np.load(folder / f"{part}.sizes.npy"))

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ffcil.data.augment import Augmentation
-from ffcil.data.decoding import Encoded, decoded_store
+from ffcil.data.decoding import Encoded, decode_square, decode_whole, decoded
 from ffcil.data.image_set import ImageSet
 from ffcil.data.ragged import Images, RaggedImages
 from ffcil.data.resized_crop import ResizedCrop
@@ -58,22 +58,19 @@ class Listing:
         key = hashlib.sha256(f"{_VERSION} {short_side} {size} {self.content_key}".encode())
         key.update(self.parts.tobytes())
         count = int((self.parts != UNUSED).sum())
-        stores = decoded_store(f"images-{key.hexdigest()[:16]}", self.encoded, count, short_side, size)
+        name = f"images-{key.hexdigest()[:16]}"
+        stores: tuple[Images, ...]
+        if short_side is None:
+            square = decoded(name, self.encoded, count, partial(decode_square, size=size), planar=True)
+            stores = tuple(pixels.view(-1, 3, size, size) for pixels, _ in square)
+        else:
+            whole = decoded(name, self.encoded, count, partial(decode_whole, short_side=short_side), planar=False)
+            stores = tuple(RaggedImages.packed(pixels, sizes) for pixels, sizes in whole)
         train, test = (
-            ImageSet(
-                store if short_side else _square(store, size),
-                torch.from_numpy(self.labels[self.parts == part]),
-                self.class_names,
-            )
+            ImageSet(store, torch.from_numpy(self.labels[self.parts == part]), self.class_names)
             for part, store in zip((TRAIN, TEST), stores, strict=True)
         )
         return train, test
-
-
-def _square(store: RaggedImages, size: int) -> Images:
-    """Images of one size as one tensor."""
-    pixels: Tensor = store.pixels
-    return pixels.view(-1, 3, size, size)
 
 
 def short_side_for(size: int) -> int:

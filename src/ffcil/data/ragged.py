@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class RaggedImages:
-    """Images one after another, each [3, height, width]: of one size they are the bytes of a square store."""
+    """Images one after another, each [height, width, 3]: the colours of a pixel lie together in memory."""
 
     pixels: Tensor
     """uint8, flat: on the device, or on the CPU and possibly memory-mapped"""
@@ -50,7 +50,7 @@ class RaggedImages:
         """One image, [3, height, width]: a view of the store."""
         height, width = self.sizes[row].tolist()
         start = int(self.offsets[row])
-        return self.pixels[start : start + 3 * height * width].view(3, height, width)
+        return self.pixels[start : start + 3 * height * width].view(height, width, 3).permute(2, 0, 1)
 
 
 Images: TypeAlias = Tensor | RaggedImages
@@ -58,12 +58,18 @@ Images: TypeAlias = Tensor | RaggedImages
 
 
 class Located(NamedTuple):
-    """Where some images of a store are; every tensor is int64 [B]."""
+    """Where some images of a store are; every tensor is int64 [B], and a distance is one in the flat store."""
 
-    offset: Tensor
-    """position of the first pixel in the flat store"""
     height: Tensor
     width: Tensor
+    offset: Tensor
+    """position of the first value"""
+    channel: Tensor
+    """distance from a colour to the next"""
+    line: Tensor
+    """distance from a pixel to the one below"""
+    column: Tensor
+    """distance from a pixel to the one on the right"""
 
 
 def flat_pixels(store: Images) -> Tensor:
@@ -75,9 +81,12 @@ def locate(store: Images, rows: Tensor) -> Located:
     """Where the images `rows` are. Nothing waits for the device."""
     if isinstance(store, Tensor):
         _, channels, height, width = store.shape
-        return Located(rows * (channels * height * width), torch.full_like(rows, height), torch.full_like(rows, width))
-    height_and_width = store.sizes.index_select(0, rows)
-    return Located(store.offsets.index_select(0, rows), height_and_width[:, 0], height_and_width[:, 1])
+        distances = (torch.full_like(rows, distance) for distance in (height * width, width, 1))
+        offset = rows * (channels * height * width)
+        return Located(torch.full_like(rows, height), torch.full_like(rows, width), offset, *distances)
+    heights, widths = store.sizes.index_select(0, rows).unbind(1)
+    one = torch.ones_like(rows)
+    return Located(heights, widths, store.offsets.index_select(0, rows), one, 3 * widths, 3 * one)
 
 
 def image_sizes(store: Images) -> Tensor:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from ffcil.data.ragged import Images, Located, flat_pixels, locate
 
@@ -95,11 +96,15 @@ class ResizedCrop:
 
     def train(self, store: Images, rows: Tensor, box: Tensor, flip: Tensor) -> Tensor:
         """The boxes of the images `rows`, mirrored where `flip`, at `size`: [B, 3, size, size], whole grey levels."""
-        return resample(store, rows, box, box, flip, self.size) if self.random else self.test(store, rows, flip)
+        if not self.random:
+            return self.test(store, rows, flip)
+        if store.device.type == "cpu":
+            return resample_one_by_one(store, rows, box, flip, self.size)
+        return resample(store, rows, box, box, flip, self.size)
 
     def test(self, store: Images, rows: Tensor, flip: Tensor | None = None) -> Tensor:
         """The middle of the images `rows`: [B, 3, size, size], whole grey levels."""
-        _, height, width = locate(store, rows)
+        height, width = locate(store, rows)[:2]
         corner = torch.zeros_like(height)
         whole = torch.stack([corner, corner, height, width], 1)
         box = self.middle(torch.stack([height, width], 1))
@@ -132,6 +137,20 @@ def resample(store: Images, rows: Tensor, box: Tensor, within: Tensor, flip: Ten
     return result
 
 
+def resample_one_by_one(store: Images, rows: Tensor, box: Tensor, flip: Tensor, size: int) -> Tensor:
+    """`resample` for whole boxes, to a grey level: on a CPU torch's own resizing is several times as fast."""
+    result = torch.empty(len(rows), 3, size, size)
+    for k, (row, corner_and_extent, mirrored) in enumerate(
+        zip(rows.tolist(), box.tolist(), flip.tolist(), strict=True)
+    ):
+        top, left, height, width = corner_and_extent
+        image = store[row] if isinstance(store, Tensor) else store.image(row)
+        crop = image[None, :, top : top + height, left : left + width]
+        resized = interpolate(crop, (size, size), mode="bilinear", align_corners=False)[0]
+        result[k] = resized.flip(2) if mirrored else resized
+    return result
+
+
 @dataclass(frozen=True)
 class _Axis:
     """From which two pixels of an image each output pixel comes along one direction; all are [B, size]."""
@@ -161,20 +180,22 @@ class _Axis:
 def _sample(pixels: Tensor, place: Located, down: _Axis, across: _Axis, result: Tensor) -> None:
     """Mix four neighbours into `result`, [B, 3, size, size]. Positions are in the type of `place`."""
     integer = place.offset.dtype
-    channel = torch.arange(3, dtype=integer, device=pixels.device)
-    plane = place.offset[:, None] + channel * (place.height * place.width)[:, None]  # [B, 3]
+    colours = torch.arange(3, dtype=integer, device=pixels.device)
+    corner = place.offset[:, None] + colours * place.channel[:, None]  # [B, 3]
 
     def lines(y: Tensor) -> Tensor:
-        return (plane[:, :, None] + (y.to(integer) * place.width[:, None])[:, None])[..., None]  # [B, 3, size, 1]
+        return (corner[:, :, None] + (y.to(integer) * place.line[:, None])[:, None])[..., None]  # [B, 3, size, 1]
 
-    def look_up(line: Tensor, x: Tensor) -> Tensor:
-        index = line + x.to(integer)[:, None, None]  # [B, 3, size, size]
+    def columns(x: Tensor) -> Tensor:
+        return (x.to(integer) * place.column[:, None])[:, None, None]  # [B, 1, 1, size]
+
+    def look_up(line: Tensor, column: Tensor) -> Tensor:
+        index = line + column  # [B, 3, size, size]
         return pixels.index_select(0, index.view(-1)).view(index.shape).float()
 
-    share = across.share[:, None, None]
+    left, right, share = columns(across.low), columns(across.high), across.share[:, None, None]
     upper, lower = (
-        torch.lerp(look_up(line, across.low), look_up(line, across.high), share)
-        for line in (lines(down.low), lines(down.high))
+        torch.lerp(look_up(line, left), look_up(line, right), share) for line in (lines(down.low), lines(down.high))
     )
     torch.lerp(upper, lower, down.share[:, None, :, None], out=result)
     result.round_()
