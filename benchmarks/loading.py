@@ -153,8 +153,11 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=16, help="measured in a turn of the DataLoader")
     parser.add_argument("--store-batches", type=int, help="measured in a turn of the store (default: as many)")
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--threads", type=int, help="of torch in this process (default: torch's)")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
     engine = Engine.create(options.device, resolve("cifar100").train)
     listing = list_parquet(options.data)
     start = time.perf_counter()
@@ -179,7 +182,8 @@ def main() -> None:
     document = {
         "environment": describe_environment(engine),
         "command": f"python benchmarks/loading.py --data {options.data.name} --device {options.device} "
-        f"--workers {options.workers} --batch {options.batch} --batches {options.batches} --turns {options.turns}",
+        f"--workers {options.workers} --batch {options.batch} --batches {options.batches} --turns {options.turns}"
+        + (f" --threads {options.threads}" if options.threads else ""),
         "images": len(listing.names),
         "seconds_to_load_or_prepare": prepared,
         "images_per_second": {**best, "ratio": best["store"] / best["data_loader"]},

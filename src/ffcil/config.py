@@ -188,7 +188,7 @@ class RunConfig(Settings):
     backbone: str
     """resnet8 (small, for a CPU), resnet32, resnet18 (small images), resnet18-imagenet, resnet18-imagenet-3x3"""
     image_size: PositiveInt | None = None
-    """side to which a folder's images are resized; null: the data set's own"""
+    """side of the network's input from one's own images; null: the data set's own, or 64"""
     memory: MemorySettings
     train: TrainSettings
     options: dict[str, Any] = {}
