@@ -159,10 +159,10 @@ def test_images_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("ffcil.data.decoding.upright", None)
     again = load_dataset("folder", root, 96)
     assert torch.equal(pixels(first), pixels(again))
-    with pytest.raises(TypeError):  # another size, or a changed file, is decoded anew
+    with pytest.raises(InputError, match="8 image"):  # another size, or a changed file, is decoded anew
         load_dataset("folder", root, 104)
     os.utime(root / "class 0" / "0.png", ns=(1, 1))
-    with pytest.raises(TypeError):
+    with pytest.raises(InputError, match="8 image"):
         load_dataset("folder", root, 96)
 
 
@@ -218,6 +218,17 @@ def test_a_draft_without_an_owner_is_removed(cache: Path) -> None:
     folder = cached_folder("key", lambda draft: (draft / "a").touch())
     assert [path.name for path in cache.iterdir()] == ["key"]
     assert (folder / "a").exists()
+
+
+def test_where_folders_cannot_be_locked_a_draft_may_have_an_owner(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(handle: int, operation: int) -> None:
+        raise OSError("not on this file system")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    (cache / ".key-other").mkdir(parents=True)
+    folder = cached_folder("key", lambda draft: (draft / "a").touch())
+    assert (folder / "a").exists()
+    assert (cache / ".key-other").is_dir()
 
 
 # --- a run ----------------------------------------------------------------------------------------------------------

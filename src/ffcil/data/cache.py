@@ -44,8 +44,9 @@ def cached_folder(key: str, make: Callable[[Path], None]) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     while not folder.is_dir():
         for draft in folder.parent.glob(f".{key}-*"):
-            with _locked(draft):  # held by a process at work; free where there is none
-                shutil.rmtree(draft, ignore_errors=True)
+            with _locked(draft) as held:  # waits for a process at work; there is none where it is free
+                if held:
+                    shutil.rmtree(draft, ignore_errors=True)
         if not folder.is_dir():
             _make(folder, make)
     return folder
@@ -68,15 +69,23 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """The lock goes with the process, however that ends. A folder that is gone needs none."""
+def _locked(folder: Path) -> Iterator[bool]:
+    """Whether the lock is held. It goes with the process, however that ends.
+
+    It is not where the folder is gone, or on a network file system that cannot lock folders: then each process makes
+    its own draft, and the first to finish gives the folder.
+    """
     try:
         handle = os.open(folder, os.O_RDONLY)
     except FileNotFoundError:
-        yield
+        yield False
         return
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            held = True
+        except OSError:
+            held = False
+        yield held
     finally:
         os.close(handle)

@@ -114,7 +114,7 @@ def _attempt(image: Encoded, decode: Decode) -> Image.Image | str:
     """The image, or what is wrong."""
     try:
         return decode(image.content)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except Exception as error:  # a damaged file can bring a decoder to any of them
         # Pillow names a buffer by its address in memory, which tells nobody anything
         reason = "it is not an image in a known format" if isinstance(error, UnidentifiedImageError) else error
         return f"{image.name} ({reason})"
