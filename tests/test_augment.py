@@ -23,8 +23,8 @@ def store(n: int, height: int, width: int, seed: int = 0) -> Tensor:
 def still(n: int, padding: int) -> Draws:
     """Parameters that leave the image as it is."""
     middle = torch.full((n,), padding)
-    nothing = torch.empty(n, 0)
-    return Draws(middle, middle, torch.zeros(n, dtype=torch.bool), torch.ones(n), nothing.long(), nothing)
+    floats, numbers = torch.empty(n, 0), torch.empty(n, 0, dtype=torch.int64)
+    return Draws(middle, middle, torch.zeros(n, dtype=torch.bool), torch.ones(n), numbers, floats, numbers)
 
 
 def pixels(normalised: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ def test_memory_mapped_store(tmp_path: Path) -> None:
 def test_draw_ranges_and_types() -> None:
     draws = Augmentation(MEAN, STD).draw(20_000, torch.Generator().manual_seed(0))
     integer, real = torch.int64, torch.float32
-    assert [part.dtype for part in draws] == [integer, integer, torch.bool, real, integer, real]
+    assert [part.dtype for part in draws] == [integer, integer, torch.bool, real, integer, real, integer]
     assert all(part.shape == (20_000,) for part in draws[:4])
     assert all(part.shape == (20_000, 0) for part in draws[4:])
     for offsets in (draws.top, draws.left):  # uniform over 0 .. 8: each within five standard deviations

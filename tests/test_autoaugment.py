@@ -245,7 +245,7 @@ def test_draws_without_auto_are_what_they_were_before_there_was_any() -> None:
         assert torch.equal(draws.flip, flip < 0.5)
         assert torch.equal(draws.brightness, 1 + 63 / 255 * (2 * brightness - 1))
         assert torch.equal(again.get_state(), after) is not auto
-        assert [part.shape[1] for part in draws[4:]] == ([2, 2] if auto else [0, 0])
+        assert [part.shape[1] for part in draws[4:]] == ([2, 2, 0] if auto else [0, 0, 0])
 
 
 # --- within Augmentation -------------------------------------------------------------------------------------------
@@ -260,7 +260,8 @@ def pixels(normalised: Tensor) -> Tensor:
 def still(n: int, hole: Tensor) -> Draws:
     """Parameters that leave the image as it is, but for the hole."""
     nowhere = torch.zeros(n, dtype=torch.int64)
-    return Draws(nowhere, nowhere, nowhere.bool(), torch.ones(n), torch.zeros(n, 2, dtype=torch.int64), hole)
+    operations, box = nowhere.new_zeros(n, 2), nowhere.new_empty(n, 0)
+    return Draws(nowhere, nowhere, nowhere.bool(), torch.ones(n), operations, hole, box)
 
 
 @pytest.mark.parametrize("side", [1, 5, 16, 64])

@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from ffcil.arrivals import given
 from ffcil.checkpoint import load_state, save_state
 from ffcil.config import RunConfig, resolve
+from ffcil.data.augment import Draws
 from ffcil.data.autoaugment import PolicyName
 from ffcil.data.image_set import ImageSet
+from ffcil.data.ragged import RaggedImages, image_sizes
+from ffcil.data.resized_crop import ResizedCrop
 from ffcil.data.sources import CIFAR100_AUGMENTATION
 from ffcil.losses import class_wise_mean
 from ffcil.methods import METHODS
@@ -154,6 +158,82 @@ def test_auto_augmentation_is_the_same_on_the_gpu_and_in_a_graph(policy: PolicyN
 
 def test_a_captured_step_with_auto_augmentation_trains_as_an_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "CIFAR100_AUGMENTATION", replace(CIFAR100_AUGMENTATION, auto=True))
+    _, losses = learn(config(graph=True))
+    _, expected = learn(config(graph=False))
+    assert losses == pytest.approx(expected, rel=1e-5)
+
+
+def make_photographs(n: int = 64) -> RaggedImages:
+    """Noise of many sizes."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.randint(40, 120, (n, 2), generator=generator)
+    pixels = torch.randint(0, 256, (3 * int(sizes.prod(1).sum()),), generator=generator, dtype=torch.uint8)
+    return RaggedImages.packed(pixels, sizes)
+
+
+CROPPED = replace(CIFAR100_AUGMENTATION, padding=0, crop=ResizedCrop(32, 40))
+
+
+@pytest.mark.parametrize("auto", [False, True])
+def test_resized_crops_are_the_same_on_the_gpu_and_in_a_graph(auto: bool) -> None:
+    augmentation = replace(CROPPED, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), auto=auto)
+    generator, images = torch.Generator().manual_seed(1), make_photographs()
+
+    def draw() -> tuple[Tensor, Draws]:
+        rows = torch.randint(0, len(images), (48,), generator=generator)
+        return rows, augmentation.draw(48, generator, images.sizes[rows])
+
+    store, (rows, draws) = images.to(torch.device("cuda")), draw()
+    rows, draws = rows.cuda(), Draws(*(part.cuda() for part in draws))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        augmentation.train(store, rows, draws)  # constants are copied to the device here
+        augmentation.plain(store, rows)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured, captured_plain = augmentation.train(store, rows, draws), augmentation.plain(store, rows)
+    for _ in range(3):
+        new_rows, new_draws = draw()
+        rows.copy_(new_rows)
+        for static, part in zip(draws, new_draws, strict=True):
+            static.copy_(part)
+        graph.replay()
+        assert torch.equal(captured, augmentation.train(store, rows, draws))
+        assert torch.equal(captured_plain, augmentation.plain(store, rows))
+        level = 1 / 255 + 1e-5
+        torch.testing.assert_close(captured_plain.cpu(), augmentation.plain(images, new_rows), rtol=0, atol=level)
+        if not auto:  # a level before a curve such as solarize may be many behind it; brightness stretches one
+            assert (captured.cpu() - augmentation.train(images, new_rows, new_draws)).abs().max() < 2 * level
+
+
+def test_square_images_are_the_same_from_either_store_on_the_gpu() -> None:
+    square = make_stream().train.images
+    assert isinstance(square, Tensor)
+    ragged = RaggedImages.packed(square.permute(0, 2, 3, 1).reshape(-1), image_sizes(square))
+    draws = CROPPED.draw(64, torch.Generator().manual_seed(1), image_sizes(square)[:64])
+    rows, draws = torch.arange(64).cuda(), Draws(*(part.cuda() for part in draws))
+    stores = square.cuda(), ragged.to(torch.device("cuda"))
+    first, second = (CROPPED.train(store, rows, draws) for store in stores)
+    assert torch.equal(first, second)
+    first, second = (CROPPED.plain(store, rows) for store in stores)
+    assert torch.equal(first, second)
+
+
+def test_positions_beyond_32_bits_on_the_gpu() -> None:
+    image = make_photographs(1)
+    pixels = torch.zeros(2**31 + 2**20, dtype=torch.uint8, device="cuda")
+    pixels[-len(image.pixels) :] = image.pixels.cuda()
+    offset = torch.tensor([len(pixels) - len(image.pixels)], device="cuda")
+    far = RaggedImages(pixels, offset, image.sizes.cuda())
+    assert torch.equal(CROPPED.plain(far), CROPPED.plain(image.to(torch.device("cuda"))))
+
+
+def test_a_captured_step_over_photographs_trains_as_an_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    split = ImageSet(make_photographs(320), torch.arange(320) % 8, tuple("abcdefgh"))
+    monkeypatch.setitem(globals(), "make_stream", lambda: Stream(split, split, given([4, 1, 3]), None))
+    monkeypatch.setitem(globals(), "CIFAR100_AUGMENTATION", CROPPED)
     _, losses = learn(config(graph=True))
     _, expected = learn(config(graph=False))
     assert losses == pytest.approx(expected, rel=1e-5)

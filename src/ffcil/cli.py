@@ -26,7 +26,7 @@ app = typer.Typer(
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")]
 Data = Annotated[
     Path | None,
-    typer.Option("--data", help="Folder that holds the data set's files (default: $FFCIL_DATA or the cache)."),
+    typer.Option("--data", help="File or folder of the data set (default: $FFCIL_DATA or the cache)."),
 ]
 Imports = Annotated[
     list[str] | None, typer.Option("--import", metavar="FILE", help="Python file that registers methods of your own.")

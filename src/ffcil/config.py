@@ -215,7 +215,7 @@ class RunConfig(Settings):
     """of pixels: by the data set's mean and deviation; to [0, 1] alone; as the weights' own training did; auto: `data`,
     and `unit` for pre-trained methods, as the published ones"""
     image_size: PositiveInt | None = None
-    """side to which a folder's images are resized; null: the data set's own"""
+    """side of the network's input from one's own images; null: the data set's own, or 64"""
     memory: MemorySettings
     train: TrainSettings
     options: dict[str, Any] = {}

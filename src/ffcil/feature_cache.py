@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ffcil.data.ragged import Images
 from ffcil.stream import Increment
 
 
@@ -18,7 +19,7 @@ class FeatureCache:
     """
 
     def __init__(self) -> None:
-        self._of: tuple[Tensor, Tensor] | None = None
+        self._of: tuple[Images, Tensor] | None = None
         """images and labels that the features are of"""
         self._features: list[list[Tensor]] = []
         """[network][step]: features of the test images of the classes that arrived then"""

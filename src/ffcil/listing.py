@@ -91,7 +91,8 @@ def diagnosis(data: Path | None = None) -> dict[str, Any]:
     gpus = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
     free = shutil.disk_usage(_existing(cache_folder())).free
     rows = datasets_as_json(data)
-    advice = [row["missing"] for row in rows if row["missing"] and (row["name"] != "folder" or data)]
+    own = {"folder"} if data else set()  # of the user's own images, the usual form
+    advice = [row["missing"] for row in rows if row["missing"] and (row["classes"] or row["name"] in own)]
     if not gpus:
         built = torch.version.cuda
         why = (

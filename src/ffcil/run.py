@@ -25,7 +25,7 @@ from ffcil.arrivals import Arrivals
 from ffcil.checkpoint import checkpoints, load_state, remove_drafts, save_checkpoint, write_whole
 from ffcil.config import EqualArrivals, GivenArrivals, HalfArrivals, RunConfig, TraceArrivals
 from ffcil.data.augment import Augmentation
-from ffcil.data.sources import DataSet, load_dataset
+from ffcil.data.sources import SOURCES, DataSet, load_dataset
 from ffcil.environment import describe_environment
 from ffcil.errors import InputError
 from ffcil.memory import ExemplarMemory
@@ -61,8 +61,8 @@ def build_arrivals(config: RunConfig, available: int) -> Arrivals:
 
 def default_folder(config: RunConfig, data: Path | None) -> Path:
     """Named by the configuration, and by where the images are where they are the user's own."""
-    place = ""
-    if config.dataset == "folder" and data is not None:
+    place, source = "", SOURCES.get(config.dataset)
+    if data is not None and source is not None and source.classes is None:
         place = "-" + hashlib.sha256(str(data.resolve()).encode()).hexdigest()[:6]
     return Path("runs") / f"{config.dataset}-{config.method}-{config.identity()}{place}"
 
@@ -335,7 +335,7 @@ def fingerprint(stream: Stream) -> dict[str, Any]:
         sample.update(split.labels.cpu().numpy().tobytes())
         if len(split):
             rows = torch.linspace(0, len(split) - 1, min(64, len(split))).long().to(split.images.device)
-            sample.update(split.images[rows].cpu().numpy().tobytes())
+            sample.update(split.content(rows))
     return {
         "classes": list(stream.train.class_names),
         "train_images": stream.train.counts().tolist(),
@@ -349,7 +349,7 @@ def _augmentation(config: RunConfig, data: DataSet) -> Augmentation:
     """The data set's own, as the configuration changes it."""
     augmentation = data.augmentation
     if config.train.augment == "none":
-        augmentation = replace(augmentation, padding=0, flip=False, brightness=0.0)
+        augmentation = augmentation.still()
     elif config.train.augment == "auto":
         augmentation = replace(augmentation, auto=True)
     normalise = config.normalise

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from ffcil.config import Phase, TrainSettings
 from ffcil.data.augment import Augmentation, Draws
 from ffcil.data.image_set import ImageSet
+from ffcil.data.ragged import image_sizes
 from ffcil.errors import InputError
 
 Value = TypeVar("Value")
@@ -192,11 +193,12 @@ class _EpochPlan:
 
     def __init__(self, data: FitData, batch: int, device: torch.device) -> None:
         self.data, self.batch = data, batch
-        self.rows = data.rows.cpu()
+        self.rows, self.sizes = data.rows.cpu(), image_sizes(data.images.images).cpu()
         self.steps = math.ceil(len(data.rows) / batch)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
-        self.order = self._order(torch.Generator()).to(device)
-        self.draws = Draws(*(values.to(device) for values in self._drawn(torch.Generator())))
+        order = self._order(torch.Generator())
+        self.order = order.to(device)
+        self.draws = Draws(*(values.to(device) for values in self._drawn(order, torch.Generator())))
 
     def _order(self, generator: torch.Generator) -> Tensor:
         """Shuffled rows; the last batch is filled up by drawing again, never left short."""
@@ -204,16 +206,18 @@ class _EpochPlan:
         shuffles = [torch.randperm(have, generator=generator) for _ in range(math.ceil(need / have))]
         return self.rows[torch.cat(shuffles)[:need]].view(self.steps, self.batch)
 
-    def _drawn(self, generator: torch.Generator) -> Draws:
+    def _drawn(self, order: Tensor, generator: torch.Generator) -> Draws:
         """Augmentation of every view of every image of an epoch."""
         in_batch = self.data.views * self.batch
-        drawn = self.data.augmentation.draw(self.steps * in_batch, generator)
+        sizes = self.sizes[order.repeat(1, self.data.views).view(-1)]
+        drawn = self.data.augmentation.draw(self.steps * in_batch, generator, sizes)
         return Draws(*(values.view(self.steps, in_batch, *values.shape[1:]) for values in drawn))
 
     def fill(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
-        self.order.copy_(self._order(generator))
-        for buffer, values in zip(self.draws, self._drawn(generator), strict=True):
+        order = self._order(generator)
+        self.order.copy_(order)
+        for buffer, values in zip(self.draws, self._drawn(order, generator), strict=True):
             buffer.copy_(values)
         self.step.zero_()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from ffcil.data.autoaugment import PolicyName, auto_augment, draw_operations, published_policy
+from ffcil.data.ragged import Images
+from ffcil.data.resized_crop import ResizedCrop
 
 
 class Draws(NamedTuple):
@@ -27,16 +29,20 @@ class Draws(NamedTuple):
     """int64 [n, 2], the two operations of AutoAugment by their numbers in the policy; [n, 0] without it"""
     hole: Tensor
     """float32 [n, 2], centre of Cutout's hole, as a share of the height and of the width; [n, 0] without it"""
+    box: Tensor
+    """int64 [n, 4], top, left, height and width of a resized crop; [n, 0] without it"""
 
 
 @dataclass(frozen=True)
 class Augmentation:
     """How training and test images become the network's input.
 
-    Training: zero padding, a random crop of the original size, a horizontal flip, brightness; where `auto` is on, an
-    AutoAugment policy and Cutout; [0, 1] and normalisation, in that order. Test: [0, 1] and normalisation. The random
-    part is drawn apart from its use, so that a run can draw an epoch from its own CPU generator while `train` sits
-    inside a captured CUDA graph.
+    Training: zero padding and a random crop of the original size, or the resized crop that `crop` describes; a
+    horizontal flip, brightness; where `auto` is on, an AutoAugment policy and Cutout; [0, 1] and normalisation, in that
+    order. Test: the middle where there is a `crop`; [0, 1] and normalisation. The random part is drawn apart from its
+    use, so that a run can draw an epoch from its own CPU generator while `train` sits inside a captured CUDA graph.
+
+    A store is a uint8 tensor [N, 3, H, W] or a `RaggedImages`, which needs a `crop`.
     """
 
     mean: tuple[float, float, float]
@@ -55,6 +61,8 @@ class Augmentation:
     """the AutoAugment policy: that of the published data set whose images are the most alike"""
     cutout: int = 16
     """side in pixels of the black square, centred anywhere in the image and cut at its borders; 0: none"""
+    crop: ResizedCrop | None = None
+    """how images become squares of one size; None: they are, and stay as they are but for the padding"""
 
     def __post_init__(self) -> None:
         if self.padding < 0:
@@ -64,12 +72,20 @@ class Augmentation:
         if self.cutout < 0:
             raise ValueError(f"cutout must be 0 or more, not {self.cutout}")
 
-    def draw(self, n: int, generator: torch.Generator) -> Draws:
-        """Parameters of `n` images, on the generator's device.
+    def still(self) -> Augmentation:
+        """The same without anything random: training images look like test images."""
+        crop = self.crop and replace(self.crop, random=False)
+        return replace(self, padding=0, flip=False, brightness=0.0, auto=False, crop=crop)
 
-        A crop, flip or brightness that is switched off still consumes its randomness. AutoAugment and Cutout draw after
-        them and only where they are on, so that a run without them has the batches that it had before there were any.
+    def draw(self, n: int, generator: torch.Generator, sizes: Tensor | None = None) -> Draws:
+        """Parameters of `n` images, on the generator's device; a resized crop needs their `sizes` (int64, [n, 2]).
+
+        A crop, flip or brightness that is switched off still consumes its randomness. AutoAugment, Cutout and resized
+        crops draw after them, in this order and only where they are on, so that a run without them has the batches that
+        it had before there were any.
         """
+        if self.crop is not None and sizes is None:
+            raise ValueError("a resized crop is drawn for images of known sizes: give draw() their sizes")
         device = generator.device
         offsets = torch.randint(0, 2 * self.padding + 1, (2, n), generator=generator, device=device)
         flip, brightness = torch.rand(2, n, generator=generator, device=device)
@@ -82,14 +98,29 @@ class Augmentation:
             brightness=1 + self.brightness * (2 * brightness - 1),
             operations=draw_operations(published_policy(self.policy), n, generator) if on else nothing.long(),
             hole=torch.rand(n, 2, generator=generator, device=device) if on and self.cutout else nothing,
+            box=nothing.long() if self.crop is None or sizes is None else self.crop.draw(sizes, generator),
         )
 
-    def train(self, images: Tensor, rows: Tensor, draws: Draws) -> Tensor:
-        """The augmented images `rows` (int64, [B]) of the store `images` (uint8, [N, 3, H, W]): float32, [B, 3, H, W].
+    def train(self, images: Images, rows: Tensor, draws: Draws) -> Tensor:
+        """The augmented images `rows` (int64, [B]) of the store `images`: float32, [B, 3, H, W].
 
-        All tensors are on one device. Padding, crop and flip are one gather from the store: a pixel of the output knows
-        where in the store it comes from, and whether it comes from the padding.
+        All tensors are on one device.
         """
+        if self.crop is not None:
+            values = self.crop.train(images, rows, draws.box, draws.flip)
+            if self.brightness:
+                values.mul_(draws.brightness[:, None, None, None]).clamp_(0, 255).floor_()
+        else:
+            values = self._padded_crop(_square(images), rows, draws)
+        if self.auto:
+            values = auto_augment(values, published_policy(self.policy), draws.operations)
+            if self.cutout:
+                _cut_out(values, self.cutout, draws.hole)
+        return self._normalise(values)
+
+    def _padded_crop(self, images: Tensor, rows: Tensor, draws: Draws) -> Tensor:
+        """Whole grey levels. Padding, crop and flip are one gather from the store: a pixel of the output knows where in
+        the store it comes from, and whether it comes from the padding."""
         _, channels, height, width = images.shape
         # int32 where it can hold a position in the store: index arithmetic is a third of the time on a CPU.
         integer = torch.int32 if images.numel() < 2**31 else torch.int64
@@ -111,20 +142,25 @@ class Augmentation:
         pixels = images.view(-1).index_select(0, index.view(-1)).view(index.shape)
 
         # Brightness is a blend with black that is cut to an integer in 0 .. 255, as Pillow and torchvision do it.
-        values = pixels.float().mul_(factor[:, None]).clamp_(0, 255).floor_()
-        if self.auto:
-            values = auto_augment(values, published_policy(self.policy), draws.operations)
-            if self.cutout:
-                _cut_out(values, self.cutout, draws.hole)
-        return self._normalise(values)
+        return pixels.float().mul_(factor[:, None]).clamp_(0, 255).floor_()
 
-    def plain(self, images: Tensor) -> Tensor:
-        """The test transform: uint8 [B, 3, H, W] to normalised float32 [B, 3, H, W]."""
-        return self._normalise(images.float())
+    def plain(self, images: Images, rows: Tensor | None = None) -> Tensor:
+        """The test transform of the images `rows` of a store, or of all: normalised float32, [B, 3, H, W]."""
+        if self.crop is not None:
+            rows = torch.arange(len(images), device=images.device) if rows is None else rows
+            return self._normalise(self.crop.test(images, rows))
+        square = _square(images)
+        return self._normalise((square if rows is None else square[rows]).float())
 
     def _normalise(self, pixels: Tensor) -> Tensor:
         scale, shift = _scale_and_shift(self.mean, self.std, pixels.device)
         return pixels.mul_(scale).add_(shift)
+
+
+def _square(images: Images) -> Tensor:
+    if not isinstance(images, Tensor):
+        raise ValueError("images of many sizes need an Augmentation with a `crop`")
+    return images
 
 
 def _cut_out(pixels: Tensor, side: int, centre: Tensor) -> None:

@@ -4,29 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from ffcil.data.ragged import Images, RaggedImages
 
 
 @dataclass(frozen=True)
 class ImageSet:
     """Images and labels of one split. It knows nothing of increments or methods."""
 
-    images: Tensor
-    """uint8, [N, 3, H, W]: on the device, or on the CPU and possibly memory-mapped"""
+    images: Images
+    """uint8 [N, 3, H, W], or images of any size; on the device, or on the CPU and possibly memory-mapped"""
     labels: Tensor
     """int64, [N], on the device of the images; position in `class_names`, or -1 for an image of no class in use"""
     class_names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if self.images.dtype != torch.uint8 or self.images.ndim != 4 or self.images.shape[1] != 3:
-            raise ValueError(f"images must be uint8 [N, 3, H, W], not {self.images.dtype} {list(self.images.shape)}")
-        if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
+        images = self.images
+        if isinstance(images, Tensor):
+            if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
+                raise ValueError(f"images must be uint8 [N, 3, H, W], not {images.dtype} {list(images.shape)}")
+            object.__setattr__(self, "images", images.contiguous())  # a batch is gathered from the flat store
+        if self.labels.dtype != torch.int64 or self.labels.shape != (len(images),):
             raise ValueError(
                 f"labels must be int64 [{len(self.images)}], not {self.labels.dtype} {list(self.labels.shape)}"
             )
-
-        object.__setattr__(self, "images", self.images.contiguous())  # a batch is gathered from the flat store
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -37,11 +41,20 @@ class ImageSet:
 
     @property
     def image_size(self) -> tuple[int, int]:
-        height, width = self.images.shape[2:]
+        """Height and width; of images of many sizes, the smallest of each."""
+        sizes = self.images.shape[2:] if isinstance(self.images, Tensor) else self.images.sizes.amin(0).tolist()
+        height, width = sizes
         return height, width
 
     def to(self, device: torch.device) -> ImageSet:
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
+
+    def content(self, rows: Tensor) -> bytes:
+        """The pixels of some images, and their sizes where these differ, to tell one set from another."""
+        if isinstance(self.images, RaggedImages):
+            images = [self.images.image(row).cpu().numpy() for row in rows.tolist()]
+            return repr([image.shape for image in images]).encode() + b"".join(map(np.ndarray.tobytes, images))
+        return self.images[rows].cpu().numpy().tobytes()
 
     def counts(self) -> Tensor:
         """Images per class, int64 [classes]."""

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image, ImageOps
 
 from ffcil.data.augment import Augmentation
-from ffcil.data.cache import cache_folder, cached_arrays
+from ffcil.data.cache import cache_folder
 from ffcil.data.glyphs import CHARACTERS, GLYPHS_AUGMENTATION, glyphs
 from ffcil.data.image_set import ImageSet
+from ffcil.data.own_images import (
+    DEFAULT_SIZE,
+    TEST,
+    TRAIN,
+    Listing,
+    check_classes,
+    file_key,
+    own_augmentation,
+    stratified,
+)
+from ffcil.data.tables import csv_file, list_csv, list_parquet, parquet_files
 from ffcil.errors import InputError, unknown
-
-FOLDER_SIZE = 64
-"""side of a folder's images where `image_size` says nothing"""
-LARGE = 96
-"""side from which on AutoAugment treats a folder's images like ImageNet's"""
-TEST_SHARE = 0.2
-"""of a folder without train/ and test/ that is kept for testing, class by class"""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Source:
 
     about: str
     classes: int | None
-    """None: as many as the user's folders"""
+    """None: the user's own images, as many as they have"""
     image_size: int | None
     load: Callable[[Path | None, int | None], DataSet]
-    """from the folder named with --data, and the side asked for"""
+    """from the file or folder named with --data, and the side asked for"""
     find: Callable[[Path | None], str | None]
     """what is missing and how to get it; None where nothing is"""
 
@@ -125,11 +125,10 @@ def _load_cifar100(root: Path | None, image_size: int | None) -> DataSet:
 
 # --- anybody's own folder -----------------------------------------------------------------------------------------
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _HOW_FOLDER = "name with --data a folder that holds one folder a class, or train/ and test/ which hold those"
 
 
-def _samples(root: Path) -> tuple[list[tuple[str, int]], tuple[str, ...]]:
+def _samples(root: Path) -> tuple[list[tuple[Path, int]], tuple[str, ...]]:
     """(path, class) of every image below a folder of class folders, sorted by name."""
     from torchvision.datasets import ImageFolder
 
@@ -137,48 +136,9 @@ def _samples(root: Path) -> tuple[list[tuple[str, int]], tuple[str, ...]]:
         found = ImageFolder(str(root), allow_empty=True)
     except FileNotFoundError as error:
         raise InputError(f"There are no class folders in {root}: {_HOW_FOLDER}.") from error
-    empty = set(range(len(found.classes))) - {label for _, label in found.samples}
-    if empty:
-        raise InputError(
-            f"Class {found.classes[min(empty)]!r} in {root} has no images: add some, or remove its folder."
-        )
-    return found.samples, tuple(found.classes)
-
-
-def _decode(path: str, size: int) -> NDArray[np.uint8] | str:
-    """One image as [3, size, size], upright, cut to the middle square; or what is wrong with it."""
-    try:
-        with Image.open(path) as image:
-            square = ImageOps.fit(
-                ImageOps.exif_transpose(image).convert("RGB"), (size, size), Image.Resampling.BILINEAR
-            )
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        return f"{path} ({error})"
-    return np.asarray(square).transpose(2, 0, 1)
-
-
-def _decode_all(samples: list[tuple[str, int]], size: int) -> dict[str, NDArray[np.generic]]:
-    images = np.empty((len(samples), 3, size, size), np.uint8)
-    bad = []
-    with ThreadPoolExecutor() as pool:  # Pillow decodes without the interpreter's lock
-        for k, result in enumerate(pool.map(lambda sample: _decode(sample[0], size), samples)):
-            if isinstance(result, str):
-                bad.append(result)
-            else:
-                images[k] = result
-    if bad:
-        raise InputError(f"{len(bad)} image(s) cannot be read, remove or repair them: {'; '.join(bad)}.")
-    return {"images": images, "labels": np.array([label for _, label in samples], np.int64)}
-
-
-def _folder_split(root: Path, size: int) -> ImageSet:
-    samples, names = _samples(root)
-    key = hashlib.sha256(f"{size}".encode())
-    for path, label in samples:  # a changed file is another key
-        stat = os.stat(path) if os.path.exists(path) else None  # a dangling link is named with the unreadable images
-        key.update(f"{path}\0{label}\0{stat and (stat.st_size, stat.st_mtime_ns)}\n".encode())
-    arrays = cached_arrays(f"folder-{key.hexdigest()[:16]}", lambda: _decode_all(samples, size))
-    return ImageSet(torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"]), names)
+    labels = np.array([label for _, label in found.samples], np.int64)
+    check_classes(labels, found.classes, root, "remove its folder")
+    return [(Path(path), label) for path, label in found.samples], tuple(found.classes)
 
 
 def _splits(root: Path) -> tuple[Path, Path] | None:
@@ -192,52 +152,54 @@ def _splits(root: Path) -> tuple[Path, Path] | None:
     return None
 
 
-def _stratified(images: ImageSet) -> tuple[ImageSet, ImageSet]:
-    """A fixed share of every class for testing, drawn with a fixed seed; a class of one image keeps it for training."""
-    generator = np.random.default_rng(0)
-    test = np.zeros(len(images), bool)
-    for label in range(images.classes):
-        rows = generator.permutation(np.flatnonzero(images.labels.numpy() == label))
-        test[rows[: min(max(1, round(TEST_SHARE * len(rows))), len(rows) - 1)]] = True
-    train_rows, test_rows = (torch.from_numpy(np.flatnonzero(mask)) for mask in (~test, test))
-    return tuple(  # type: ignore[return-value]
-        ImageSet(images.images[rows], images.labels[rows], images.class_names) for rows in (train_rows, test_rows)
-    )
-
-
-def _folder_augmentation(size: int) -> Augmentation:
-    """For images of `size` pixels: large ones are augmented like ImageNet, small ones like CIFAR."""
-    large = size >= LARGE
-    return Augmentation(
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
-        padding=size // 8,
-        policy="imagenet" if large else "cifar10",
-        cutout=0 if large else size // 2,
-    )
-
-
 def _find_folder(root: Path | None) -> str | None:
     if root is None:
         return f"Data set 'folder' needs images: {_HOW_FOLDER}."
     return None if root.is_dir() else f"There is no folder {root}: {_HOW_FOLDER}."
 
 
-def _load_folder(root: Path | None, image_size: int | None) -> DataSet:
+def _list_folder(root: Path | None) -> Listing:
     if problem := _find_folder(root):
         raise InputError(problem)
     assert root is not None
-    size = image_size or FOLDER_SIZE
     if splits := _splits(root):
-        train, test = (_folder_split(split, size) for split in splits)
-        if train.class_names != test.class_names:
-            only = sorted(set(train.class_names) ^ set(test.class_names))
+        (train, names), (test, test_names) = (_samples(split) for split in splits)
+        if only := sorted(set(names) ^ set(test_names)):
             raise InputError(
                 f"Class {only[0]!r} is in only one of train/ and test/ in {root}: give both the same classes."
             )
+        samples, parts = train + test, np.repeat([TRAIN, TEST], [len(train), len(test)])
+        labels = np.array([label for _, label in samples], np.int64)
     else:
-        train, test = _stratified(_folder_split(root, size))
-    return DataSet(train, test, _folder_augmentation(size))
+        samples, names = _samples(root)
+        labels = np.array([label for _, label in samples], np.int64)
+        parts = stratified(labels, len(names))
+    paths = [path for path, _ in samples]
+    return Listing(list(map(str, paths)), labels, parts, names, lambda: paths, file_key(paths))
+
+
+def _own(list_images: Callable[[Path | None], Listing]) -> Callable[[Path | None, int | None], DataSet]:
+    """How a user's own images are loaded, whatever lists them."""
+
+    def load(root: Path | None, image_size: int | None) -> DataSet:
+        size = image_size or DEFAULT_SIZE
+        train, test = list_images(root).load(size)
+        return DataSet(train, test, own_augmentation(size))
+
+    return load
+
+
+def _missing(find: Callable[[Path | None], object]) -> Callable[[Path | None], str | None]:
+    """What a function that looks for files says when it does not find them."""
+
+    def problem(root: Path | None) -> str | None:
+        try:
+            find(root)
+        except InputError as error:
+            return str(error)
+        return None
+
+    return problem
 
 
 SOURCES: dict[str, Source] = {
@@ -252,6 +214,10 @@ SOURCES: dict[str, Source] = {
         "CIFAR-100: 50,000 + 10,000 images, through torchvision", 100, 32, _load_cifar100, _find_cifar100
     ),
     "folder": Source(
-        "your own images: one folder a class, or train/ and test/", None, None, _load_folder, _find_folder
+        "your own images: one folder a class, or train/ and test/", None, None, _own(_list_folder), _find_folder
     ),
+    "parquet": Source(
+        "your own images in Parquet files: image, label, split", None, None, _own(list_parquet), _missing(parquet_files)
+    ),
+    "csv": Source("your own images by a CSV file: path, label, split", None, None, _own(list_csv), _missing(csv_file)),
 }

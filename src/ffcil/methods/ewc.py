@@ -97,9 +97,9 @@ class EWC(Finetune):
         batches, held = rows.split(self.settings.train.batch), self.held()
         total = torch.zeros_like(flat(held).detach())
         for batch in batches:
-            images, targets = increment.train.images[batch], increment.train.labels[batch]
+            images, targets = increment.train.images, increment.train.labels[batch]
             with torch.enable_grad():
-                logits = self.head(self.features(self.settings.augmentation.plain(images)))
+                logits = self.head(self.features(self.settings.augmentation.plain(images, batch)))
                 loss = self.reduce(cross_entropy(logits, targets), targets)
             total += flat(torch.autograd.grad(loss, held)).square()
         return (total / len(batches)).clamp(max=self.config.fisher_max)

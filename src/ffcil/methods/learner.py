@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ffcil.config import MemorySettings, Phase, RunConfig, Settings, TrainSettings, validate
 from ffcil.data.augment import Augmentation
+from ffcil.data.ragged import Images
 from ffcil.errors import InputError, unknown
 from ffcil.feature_cache import FeatureCache
 from ffcil.models.resnet import Backbone, build_backbone
@@ -212,12 +213,12 @@ class Learner(nn.Module, ABC):
             after_epoch,
         )
 
-    def over(self, store: Tensor, rows: Tensor, compute: Callable[[Tensor], Value]) -> Iterator[Value]:
-        """`compute` of the untouched images in `rows` of a store [N, 3, H, W], batch by batch."""
+    def over(self, store: Images, rows: Tensor, compute: Callable[[Tensor], Value]) -> Iterator[Value]:
+        """`compute` of the untouched images in `rows` of a store, batch by batch."""
         plain = self.settings.augmentation.plain
         for batch in rows.to(store.device).split(self.settings.evaluate_batch):
             if len(batch):
-                yield compute(plain(store[batch]))
+                yield compute(plain(store, batch))
 
     def cached_test_features(self, increment: Increment, networks: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
         """Features of the increment's test images by networks that no longer change, side by side, [N, D of all].
@@ -227,7 +228,8 @@ class Learner(nn.Module, ABC):
         def of(network: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
             if len(rows):
                 return torch.cat(list(self.over(increment.test.images, rows, network)))
-            return network(self.settings.augmentation.plain(increment.test.images[:1]))[:0]  # no images, right width
+            any_image = self.settings.augmentation.plain(increment.train.images, increment.rows[:1])
+            return network(any_image)[:0]  # no images, but as many features
 
         return self._test_cache.features(increment, self.boundaries, [partial(of, network) for network in networks])
 

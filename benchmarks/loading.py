@@ -1,0 +1,198 @@
+"""Training images per second at 224 x 224: from the store on the device, and through torchvision and a DataLoader.
+
+python benchmarks/loading.py --data cars-train.parquet --device cuda --workers 8 --out results/loading.json
+
+Both cut the same photographs at random sizes, flip half of them and end with float32 batches in [0, 1] on the device.
+The DataLoader decodes them anew in every epoch, as usual; the store did so once, which is reported apart. One process
+runs them in turns, and the best of the turns counts. On a GPU the store's part is measured as in training: as a
+captured graph that reads new draws at every replay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
+
+from ffcil.config import resolve
+from ffcil.data.augment import Augmentation, Draws
+from ffcil.data.own_images import TRAIN, Listing, own_augmentation
+from ffcil.data.ragged import Images, image_sizes
+from ffcil.data.tables import list_parquet
+from ffcil.environment import describe_environment
+from ffcil.training import Engine
+
+SIZE = 224
+WARM_UP = 3
+
+
+class Photographs(Dataset[Tensor]):
+    """The encoded images in memory, decoded and augmented one by one."""
+
+    def __init__(self, encoded: list[bytes], augmentation: Augmentation) -> None:
+        crop = augmentation.crop
+        assert crop is not None
+        self.encoded = encoded
+        self.transform = transforms.Compose(
+            [
+                transforms.RandomResizedCrop(crop.size, crop.scale, crop.ratio),
+                transforms.RandomHorizontalFlip(),
+                transforms.ToTensor(),
+            ]
+        )
+
+    def __len__(self) -> int:
+        return len(self.encoded)
+
+    def __getitem__(self, row: int) -> Tensor:
+        result: Tensor = self.transform(Image.open(BytesIO(self.encoded[row])).convert("RGB"))
+        return result
+
+
+def finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def through_loader(loader: DataLoader[Tensor], batches: int, device: torch.device) -> float:
+    """Images per second, the start of the workers not counted."""
+    images, start = 0, 0.0
+    for k, batch in enumerate(loader):
+        batch.to(device, non_blocking=True)
+        if k == WARM_UP:
+            finish(device)
+            start = time.perf_counter()
+        elif k > WARM_UP:
+            images += len(batch)
+        if k == WARM_UP + batches:
+            break
+    finish(device)
+    return images / (time.perf_counter() - start)
+
+
+def step_of(augmentation: Augmentation, store: Images, rows: Tensor, draws: Draws) -> Callable[[], object]:
+    """One batch from the buffers `rows` and `draws`; on a GPU as a captured graph."""
+
+    def step() -> Tensor:
+        return augmentation.train(store, rows, draws)
+
+    if rows.device.type != "cuda":
+        return step
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(WARM_UP):
+            step()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+class FromStore:
+    """Batches of the store, their draws included."""
+
+    def __init__(self, store: Images, augmentation: Augmentation, batch: int) -> None:
+        self.sizes, self.augmentation, self.batch = image_sizes(store).cpu(), augmentation, batch
+        self.generator, self.device = torch.Generator().manual_seed(0), store.device
+        rows, draws = self.drawn(1)
+        self.rows, self.draws = rows.to(self.device), Draws(*(part.to(self.device) for part in draws))
+        self.step = step_of(augmentation, store, self.rows, self.draws)
+
+    def drawn(self, batches: int) -> tuple[Tensor, Draws]:
+        n = batches * self.batch
+        rows = torch.randint(0, len(self.sizes), (n,), generator=self.generator)
+        return rows, self.augmentation.draw(n, self.generator, self.sizes[rows])
+
+    def measure(self, batches: int) -> float:
+        """Images per second; all is drawn at the beginning, like an epoch."""
+        self.step()
+        finish(self.device)
+        start = time.perf_counter()
+        rows, draws = self.drawn(batches)
+        all_rows = rows.to(self.device).split(self.batch)
+        all_draws = [part.to(self.device).split(self.batch) for part in draws]
+        for k in range(batches):
+            self.rows.copy_(all_rows[k])
+            for buffer, parts in zip(self.draws, all_draws, strict=True):
+                buffer.copy_(parts[k])
+            self.step()
+        finish(self.device)
+        return batches * self.batch / (time.perf_counter() - start)
+
+
+def encoded_images(listing: Listing, count: int) -> list[bytes]:
+    """The first training images as their files hold them."""
+    found: list[bytes] = []
+    for image in listing.encoded():
+        if image.part == TRAIN:
+            found.append(image.content if isinstance(image.content, bytes) else image.content.read_bytes())
+        if len(found) == count:
+            break
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="Parquet file or folder of them")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--batches", type=int, default=16, help="measured in a turn of the DataLoader")
+    parser.add_argument("--store-batches", type=int, help="measured in a turn of the store (default: as many)")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--threads", type=int, help="of torch in this process (default: torch's)")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    engine = Engine.create(options.device, resolve("cifar100").train)
+    listing = list_parquet(options.data)
+    start = time.perf_counter()
+    train, _ = listing.load(SIZE)
+    prepared = time.perf_counter() - start
+    augmentation = replace(own_augmentation(SIZE), mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    from_store = FromStore(train.images.to(engine.device), augmentation, options.batch)
+    encoded = encoded_images(listing, (WARM_UP + 1 + options.batches) * options.batch)
+    loader = DataLoader(
+        Photographs(encoded, augmentation),
+        options.batch,
+        shuffle=True,
+        num_workers=options.workers,
+        pin_memory=engine.device.type == "cuda",
+    )
+    batches = min(options.batches, len(loader) - WARM_UP - 1)
+    turns: dict[str, list[float]] = {"store": [], "data_loader": []}
+    for _ in range(options.turns):
+        turns["data_loader"].append(through_loader(loader, batches, engine.device))
+        turns["store"].append(from_store.measure(options.store_batches or options.batches))
+    best: dict[str, Any] = {name: max(speeds) for name, speeds in turns.items()}
+    document = {
+        "environment": describe_environment(engine),
+        "command": f"python benchmarks/loading.py --data {options.data.name} --device {options.device} "
+        f"--workers {options.workers} --batch {options.batch} --batches {options.batches} --turns {options.turns}"
+        + (f" --threads {options.threads}" if options.threads else ""),
+        "images": len(listing.names),
+        "seconds_to_load_or_prepare": prepared,
+        "images_per_second": {**best, "ratio": best["store"] / best["data_loader"]},
+        "turns": turns,
+    }
+    print(json.dumps({key: value for key, value in document.items() if key != "environment"}, indent=2))
+    if options.out:
+        options.out.write_text(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""`Listing`: the images of somebody's own data set before they are decoded, and what becomes of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ffcil.data.augment import Augmentation
+from ffcil.data.decoding import Encoded, decode_square, decode_whole, decoded
+from ffcil.data.image_set import ImageSet
+from ffcil.data.ragged import Images, RaggedImages
+from ffcil.data.resized_crop import ResizedCrop
+from ffcil.errors import InputError
+
+DEFAULT_SIZE = 64
+"""side of the network's input where `image_size` says nothing"""
+LARGE = 96
+"""side from which on images keep their full frame and are augmented like ImageNet's; smaller ones like CIFAR's"""
+TEST_SHARE = 0.2
+"""of a data set without a split that is kept for testing, class by class"""
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+TRAIN, TEST, UNUSED = 0, 1, -1
+_TEST_NAMES = ("test", "val", "valid", "validation")  # the first that occurs is the test split
+_VERSION = 1  # of the decoding: another number where the same files would give other pixels
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Every image of a data set, in one order, by its name, label and part."""
+
+    names: Sequence[str]
+    """by which a user finds an image"""
+    labels: NDArray[np.int64]
+    """[N], position in `class_names`"""
+    parts: NDArray[np.int64]
+    """[N], `TRAIN`, `TEST` or `UNUSED`"""
+    class_names: tuple[str, ...]
+    contents: Callable[[], Iterable[Path | bytes]]
+    """of all images, one after another; called only when they must be decoded"""
+    content_key: str
+    """another one where any content is another"""
+
+    def encoded(self) -> Iterator[Encoded]:
+        for name, content, part in zip(self.names, self.contents(), self.parts.tolist(), strict=True):
+            if part != UNUSED:
+                yield Encoded(name, content, part)
+
+    def load(self, size: int) -> tuple[ImageSet, ImageSet]:
+        """Training and test images for a network whose input has side `size`."""
+        short_side = short_side_for(size) if size >= LARGE else None
+        key = hashlib.sha256(f"{_VERSION} {short_side} {size} {self.content_key}".encode())
+        key.update(self.parts.tobytes())
+        count = int((self.parts != UNUSED).sum())
+        name = f"images-{key.hexdigest()[:16]}"
+        stores: tuple[Images, ...]
+        if short_side is None:
+            square = decoded(name, self.encoded, count, partial(decode_square, size=size), planar=True)
+            stores = tuple(pixels.view(-1, 3, size, size) for pixels, _ in square)
+        else:
+            whole = decoded(name, self.encoded, count, partial(decode_whole, short_side=short_side), planar=False)
+            stores = tuple(RaggedImages.packed(pixels, sizes) for pixels, sizes in whole)
+        train, test = (
+            ImageSet(store, torch.from_numpy(self.labels[self.parts == part]), self.class_names)
+            for part, store in zip((TRAIN, TEST), stores, strict=True)
+        )
+        return train, test
+
+
+def short_side_for(size: int) -> int:
+    """Of the stored frames: a test image is the middle 224 of 256 pixels, or as large a share of others."""
+    return round(size * 256 / 224)
+
+
+def own_augmentation(size: int) -> Augmentation:
+    """For images of `size` pixels: large ones are cut at random like ImageNet's, small ones shifted like CIFAR's."""
+    if size >= LARGE:
+        crop = ResizedCrop(size, short_side_for(size))
+        return Augmentation(IMAGENET_MEAN, IMAGENET_STD, 0, brightness=0.0, policy="imagenet", cutout=0, crop=crop)
+    return Augmentation(IMAGENET_MEAN, IMAGENET_STD, padding=size // 8, cutout=size // 2)
+
+
+def stratified(labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
+    """Parts [N]: a fixed share of every class for testing, drawn with a fixed seed; a class of one image keeps it for
+    training."""
+    generator = np.random.default_rng(0)
+    parts = np.full(len(labels), TRAIN)
+    for label in range(classes):
+        rows = generator.permutation(np.flatnonzero(labels == label))
+        parts[rows[: min(max(1, round(TEST_SHARE * len(rows))), len(rows) - 1)]] = TEST
+    return parts
+
+
+def parts_of(splits: Sequence[str], where: Path) -> NDArray[np.int64]:
+    """Parts [N] by the name of each image's split. Where there is a test split, a validation split is not used."""
+    found = set(splits)
+    if wrong := sorted(found - {"train", *_TEST_NAMES}):
+        raise InputError(f"{where} has a split {wrong[0]!r}: name every split train, test or validation.")
+    test = next((name for name in _TEST_NAMES if name in found), None)
+    if test is None or "train" not in found:
+        raise InputError(
+            f"{where} has only the split {', '.join(sorted(found))}: give it train and test, or no split at all."
+        )
+    numbers = {"train": TRAIN, test: TEST}
+    return np.array([numbers.get(split, UNUSED) for split in splits])
+
+
+def check_classes(labels: NDArray[np.int64], class_names: Sequence[str], where: Path, remedy: str) -> None:
+    """Every class has an image."""
+    empty = np.flatnonzero(np.bincount(labels, minlength=len(class_names)) == 0)
+    if len(empty):
+        raise InputError(f"Class {class_names[empty[0]]!r} in {where} has no images: add some, or {remedy}.")
+
+
+def file_key(paths: Iterable[Path]) -> str:
+    """Changes with the name, size or time of any file."""
+    key = hashlib.sha256()
+    for path in paths:
+        stat = path.stat() if path.exists() else None  # a dangling link is named with the unreadable images
+        key.update(f"{path}\0{stat and (stat.st_size, stat.st_mtime_ns)}\n".encode())
+    return key.hexdigest()

@@ -1,0 +1,201 @@
+"""Crops of any size brought to one size, a batch at once, from a store of either kind.
+
+Sampling is bilinear between the four nearest pixels and rounded to a whole grey level, as torchvision resizes a tensor
+without antialiasing. A store made for its `ResizedCrop` has the scale of the test images already, and a training crop
+is at most a little larger than what it becomes, so that there is little to smooth.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from ffcil.data.ragged import Images, Located, flat_pixels, locate
+
+ATTEMPTS = 10
+"""boxes drawn for an image before the largest that fits is taken, as torchvision does"""
+_AT_ONCE = {"cpu": 4}  # images: what a CPU's cache holds of them
+_AT_ONCE_ON_A_GPU = 256  # bounds the memory that the pixels' positions take
+
+
+@dataclass(frozen=True)
+class ResizedCrop:
+    """Training: a box of random area and shape, made square. Test: the short side resized, then the middle square."""
+
+    size: int = 224
+    """side of what the network gets"""
+    short_side: int = 256
+    """of a test image before the middle is cut out"""
+    scale: tuple[float, float] = (0.05, 1.0)
+    """area of a training box as a share of the image's, smallest and largest"""
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """width of a training box over its height, smallest and largest"""
+    random: bool = True
+    """off: training images are cut like test images"""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.size <= self.short_side:
+            raise ValueError(f"size must lie in 1 .. short_side ({self.short_side}), not {self.size}")
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise ValueError(f"scale must be two shares in (0, 1], the smaller one first, not {self.scale}")
+        if not 0 < self.ratio[0] <= self.ratio[1]:
+            raise ValueError(f"ratio must be two positive numbers, the smaller one first, not {self.ratio}")
+
+    def draw(self, sizes: Tensor, generator: torch.Generator) -> Tensor:
+        """Boxes for images of the given sizes.
+
+        Args:
+            sizes: int64, [n, 2], height and width
+
+        Returns:
+            int64, [n, 4]: top, left, height, width, distributed as torchvision's `RandomResizedCrop.get_params`; for
+            a crop that is not random nothing is drawn, [n, 0].
+        """
+        device, n = generator.device, len(sizes)
+        if not self.random:
+            return torch.empty(n, 0, dtype=torch.int64, device=device)
+        # In float64, so that it is the same box wherever it is computed.
+        area, shape = torch.rand(2, n, ATTEMPTS, generator=generator, device=device, dtype=torch.float64)
+        place = torch.rand(n, 2, generator=generator, device=device, dtype=torch.float64)
+        least, most = self.scale
+        narrow, wide = (math.log(ratio) for ratio in self.ratio)
+        area = (least + (most - least) * area) * sizes.prod(1, keepdim=True)
+        shape = (narrow + (wide - narrow) * shape).exp_()
+        tried = torch.stack([(area / shape).sqrt_().round_(), (area * shape).sqrt_().round_()], 2)  # [n, ATTEMPTS, 2]
+        fits = ((tried > 0) & (tried <= sizes[:, None])).all(2)
+        first = fits.to(torch.uint8).argmax(1)[:, None, None].expand(n, 1, 2)
+        found = fits.any(1)[:, None]
+        extent = torch.where(found, tried.gather(1, first)[:, 0], self._largest(sizes))
+        room = sizes - extent
+        corner = torch.where(found, (place * (room + 1)).floor_(), (room / 2).floor_())
+        return torch.cat([corner, extent], 1).long()
+
+    def _largest(self, sizes: Tensor) -> Tensor:
+        """Height and width of the largest box whose shape is allowed, float64 [n, 2]."""
+        height, width = sizes.double().unbind(1)
+        narrow, wide = self.ratio
+        shape = width / height
+        return torch.stack(
+            [
+                torch.where(shape < narrow, (width / narrow).round(), height),
+                torch.where(shape > wide, (height * wide).round(), width),
+            ],
+            1,
+        )
+
+    def middle(self, sizes: Tensor) -> Tensor:
+        """The box of each test image, in pixels of the store but not whole: float64, [n, 4]."""
+        sizes = sizes.double()
+        resized = (self.short_side * sizes / sizes.amin(1, keepdim=True)).floor_()
+        scale = sizes / resized
+        return torch.cat([((resized - self.size) / 2).round_() * scale, self.size * scale], 1)
+
+    def train(self, store: Images, rows: Tensor, box: Tensor, flip: Tensor) -> Tensor:
+        """The boxes of the images `rows`, mirrored where `flip`, at `size`: [B, 3, size, size], whole grey levels."""
+        if not self.random:
+            return self.test(store, rows, flip)
+        if store.device.type == "cpu":
+            return resample_one_by_one(store, rows, box, flip, self.size)
+        return resample(store, rows, box, box, flip, self.size)
+
+    def test(self, store: Images, rows: Tensor, flip: Tensor | None = None) -> Tensor:
+        """The middle of the images `rows`: [B, 3, size, size], whole grey levels."""
+        height, width = locate(store, rows)[:2]
+        corner = torch.zeros_like(height)
+        whole = torch.stack([corner, corner, height, width], 1)
+        box = self.middle(torch.stack([height, width], 1))
+        return resample(store, rows, box, whole, torch.zeros_like(rows).bool() if flip is None else flip, self.size)
+
+
+def resample(store: Images, rows: Tensor, box: Tensor, within: Tensor, flip: Tensor, size: int) -> Tensor:
+    """Parts of images at one size: float32, [B, 3, size, size], whole numbers in 0 .. 255.
+
+    Args:
+        rows: int64, [B]
+        box: [B, 4], top, left, height, width of what is shown
+        within: [B, 4], whole numbers: the pixels that may be looked at; beyond them the nearest one is repeated
+        flip: bool, [B], whether it is mirrored left to right
+    """
+    place, pixels = locate(store, rows), flat_pixels(store)
+    # int32 where it can hold a position in the store: positions are most of what is read and written here.
+    integer = torch.int32 if pixels.numel() < 2**31 else torch.int64
+    result = torch.empty(len(rows), 3, size, size, device=pixels.device)
+    at_once = _AT_ONCE.get(pixels.device.type, _AT_ONCE_ON_A_GPU)
+    for start in range(0, len(rows), at_once):
+        part = slice(start, start + at_once)
+        _sample(
+            pixels,
+            Located(*(values[part].to(integer) for values in place)),
+            _Axis.of(box[part], within[part], 0, size, None),
+            _Axis.of(box[part], within[part], 1, size, flip[part]),
+            result[part],
+        )
+    return result
+
+
+def resample_one_by_one(store: Images, rows: Tensor, box: Tensor, flip: Tensor, size: int) -> Tensor:
+    """`resample` for whole boxes, to a grey level: on a CPU torch's own resizing is several times as fast."""
+    result = torch.empty(len(rows), 3, size, size)
+    for k, (row, corner_and_extent, mirrored) in enumerate(
+        zip(rows.tolist(), box.tolist(), flip.tolist(), strict=True)
+    ):
+        top, left, height, width = corner_and_extent
+        image = store[row] if isinstance(store, Tensor) else store.image(row)
+        crop = image[None, :, top : top + height, left : left + width]
+        resized = interpolate(crop, (size, size), mode="bilinear", align_corners=False)[0]
+        result[k] = resized.flip(2) if mirrored else resized
+    return result
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """From which two pixels of an image each output pixel comes along one direction; all are [B, size]."""
+
+    low: Tensor
+    """int64, the pixel above, or on the left"""
+    high: Tensor
+    """int64, its neighbour; the same one where there is none"""
+    share: Tensor
+    """float32, of the neighbour"""
+
+    @classmethod
+    def of(cls, box: Tensor, within: Tensor, direction: int, size: int, flip: Tensor | None) -> _Axis:
+        """`direction` 0 is down, 1 across."""
+        start, length = (box[:, k, None].double() for k in (direction, direction + 2))
+        first, count = (within[:, k, None] for k in (direction, direction + 2))
+        output = torch.arange(size, device=box.device)
+        if flip is not None:
+            output = torch.where(flip[:, None], size - 1 - output, output)
+        centre = (output + 0.5) * (length / size) - 0.5 + start
+        last = first + count - 1
+        centre = torch.minimum(torch.maximum(centre, first), last)
+        low = centre.floor()
+        return cls(low.long(), torch.minimum(low.long() + 1, last), (centre - low).float())
+
+
+def _sample(pixels: Tensor, place: Located, down: _Axis, across: _Axis, result: Tensor) -> None:
+    """Mix four neighbours into `result`, [B, 3, size, size]. Positions are in the type of `place`."""
+    integer = place.offset.dtype
+    colours = torch.arange(3, dtype=integer, device=pixels.device)
+    corner = place.offset[:, None] + colours * place.channel[:, None]  # [B, 3]
+
+    def lines(y: Tensor) -> Tensor:
+        return (corner[:, :, None] + (y.to(integer) * place.line[:, None])[:, None])[..., None]  # [B, 3, size, 1]
+
+    def columns(x: Tensor) -> Tensor:
+        return (x.to(integer) * place.column[:, None])[:, None, None]  # [B, 1, 1, size]
+
+    def look_up(line: Tensor, column: Tensor) -> Tensor:
+        index = line + column  # [B, 3, size, size]
+        return pixels.index_select(0, index.view(-1)).view(index.shape).float()
+
+    left, right, share = columns(across.low), columns(across.high), across.share[:, None, None]
+    upper, lower = (
+        torch.lerp(look_up(line, left), look_up(line, right), share) for line in (lines(down.low), lines(down.high))
+    )
+    torch.lerp(upper, lower, down.share[:, None, :, None], out=result)
+    result.round_()

@@ -1,0 +1,229 @@
+"""Data sets in tables: Parquet files that hold the images, and CSV files that name them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ffcil.data.own_images import Listing, check_classes, file_key, parts_of, stratified
+from ffcil.errors import InputError
+
+if TYPE_CHECKING:  # it takes a moment to load
+    import pyarrow as pa
+
+HOW_PARQUET = "name with --data a Parquet file, or a folder of them, with columns image, label and, if you like, split"
+HOW_CSV = "name with --data a CSV file with the columns path, label and, if you like, split"
+_CLASSES = "classes.txt"
+_AT_ONCE = 64  # rows of a Parquet file in memory
+_SPLITS = ("train", "test", "validation", "valid", "val")
+
+
+# --- Parquet --------------------------------------------------------------------------------------------------------
+
+
+def parquet_files(root: Path | None) -> list[Path]:
+    """The files of a data set, sorted by name."""
+    if root is None:
+        raise InputError(f"Data set 'parquet' needs files: {HOW_PARQUET}.")
+    files = sorted(root.rglob("*.parquet")) if root.is_dir() else [root]
+    if not files or not files[0].is_file():
+        what = "no Parquet file in" if root.is_dir() else "no file or folder"
+        raise InputError(f"There is {what} {root}: {HOW_PARQUET}.")
+    return files
+
+
+def list_parquet(root: Path | None) -> Listing:
+    """The images of one Parquet file or of a folder of them, in the form of Hugging Face's image data sets."""
+    files = parquet_files(root)
+    assert root is not None
+    tables = [_columns(path) for path in files]
+    if len({table.schema.field("label").type for table in tables}) > 1:
+        raise InputError(f"The files in {root} have labels of different types: give all of them the same type.")
+    values = [value for table in tables for value in table.column("label").to_pylist()]
+    folder = root if root.is_dir() else root.parent
+    labels, class_names = _labels(values, _class_names(folder, tables[0].schema), root)
+    splits = [split for path, table in zip(files, tables, strict=True) for split in _splits(path, table)]
+    parts = stratified(labels, len(class_names)) if None in splits else parts_of([str(s) for s in splits], root)
+    names = [f"{path} row {row + 1}" for path, table in zip(files, tables, strict=True) for row in range(len(table))]
+    return Listing(names, labels, parts, class_names, lambda: _parquet_contents(files), file_key(files))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A Parquet file; what is wrong with it may also turn out while it is read."""
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(path) as file:
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise InputError(f"{path} is not a whole Parquet file ({reason}): get it again.") from error
+
+
+def _columns(path: Path) -> pa.Table:
+    """All but the images, with the file's schema checked and kept."""
+    with _opened(path) as file:
+        schema = file.schema_arrow
+        table = file.read(columns=[name for name in ("label", "split") if name in schema.names])
+    for needed in ("image", "label"):
+        if needed not in schema.names:
+            raise InputError(
+                f"{path} has no column {needed!r} (its columns: {', '.join(schema.names)}): rename the one that is it."
+            )
+    if not _holds_bytes(schema.field("image").type):
+        raise InputError(
+            f"Column 'image' of {path} is {schema.field('image').type}: make it the images' encoded bytes, or a struct "
+            "of bytes and path."
+        )
+    return table.replace_schema_metadata(schema.metadata)
+
+
+def _holds_bytes(kind: pa.DataType) -> bool:
+    """Whether a column of images is bytes, or has a field of them."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        return bool(kind.get_field_index("bytes") >= 0)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _parquet_contents(files: Sequence[Path]) -> Iterator[Path | bytes]:
+    """A few rows at a time."""
+    for path in files:
+        with _opened(path) as file:
+            for batch in file.iter_batches(_AT_ONCE, columns=["image"]):
+                for value in batch.column("image").to_pylist():
+                    yield _content(value, path.parent)
+
+
+def _content(value: Any, folder: Path) -> Path | bytes:
+    """Bytes where there are any, else the file that the path names, else nothing, which is no image."""
+    if isinstance(value, dict):
+        named = value.get("path")
+        value = folder / named if value["bytes"] is None and named else value["bytes"]
+    return b"" if value is None else value
+
+
+def _splits(path: Path, table: pa.Table) -> list[str | None]:
+    """Of every row: from the column, else from a file name such as train-00000-of-00002."""
+    if "split" in table.column_names:
+        splits: list[str | None] = table.column("split").to_pylist()
+        if None in splits:
+            raise InputError(f"{path} row {splits.index(None) + 1} has no split: fill it in, or drop the column.")
+        return splits
+    name = path.stem.split("-")[0]
+    return [name if name in _SPLITS else None] * len(table)
+
+
+def _class_names(folder: Path, schema: pa.Schema) -> tuple[str, ...] | None:
+    """From classes.txt beside the file, else from what Hugging Face writes into it."""
+    if names := _listed_classes(folder):
+        return names
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return tuple(features["label"]["names"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+# --- CSV ------------------------------------------------------------------------------------------------------------
+
+
+def csv_file(root: Path | None) -> Path:
+    if root is None:
+        raise InputError(f"Data set 'csv' needs a file: {HOW_CSV}.")
+    if not root.is_dir():
+        if not root.is_file():
+            raise InputError(f"There is no file {root}: {HOW_CSV}.")
+        return root
+    files = sorted(root.glob("*.csv"))
+    if len(files) != 1:
+        raise InputError(f"There are {len(files)} CSV files in {root}: name the one that lists the images with --data.")
+    return files[0]
+
+
+def list_csv(root: Path | None) -> Listing:
+    """The images that a CSV file names; paths are relative to it."""
+    file = csv_file(root)
+    rows = _csv_rows(file)
+    paths = [file.parent / row["path"] for row in rows]
+    missing = [path for path in paths if not path.is_file()]
+    if missing:
+        more = f" and {len(missing) - 1} more that are" if len(missing) > 1 else ", which is"
+        raise InputError(f"{file} names {missing[0]}{more} not there: correct the paths, or take the lines out.")
+    labels, class_names = _labels([row["label"] for row in rows], _listed_classes(file.parent), file)
+    if rows and "split" in rows[0]:
+        parts = parts_of([row["split"] for row in rows], file)
+    else:
+        parts = stratified(labels, len(class_names))
+    return Listing(list(map(str, paths)), labels, parts, class_names, lambda: paths, file_key(paths))
+
+
+def _csv_rows(file: Path) -> list[dict[str, str]]:
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            reader = csv.DictReader(lines, skipinitialspace=True)
+            rows = list(reader)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{file} is not a CSV file in UTF-8 ({error}): save it as one.") from error
+    columns = list(reader.fieldnames or [])
+    for needed in ("path", "label"):
+        if needed not in columns:
+            raise InputError(
+                f"{file} has no column {needed!r} (its first line: {', '.join(columns)}): let its first line be "
+                "path,label or path,label,split."
+            )
+    wanted = [name for name in ("path", "label", "split") if name in columns]
+    for number, row in enumerate(rows):
+        if lacking := [name for name in wanted if not row[name]]:
+            raise InputError(f"{file} has no {lacking[0]} in line {number + 2}: fill it in, or take the line out.")
+    return [{name: row[name] for name in wanted} for row in rows]
+
+
+# --- labels of either -----------------------------------------------------------------------------------------------
+
+
+def _listed_classes(folder: Path) -> tuple[str, ...] | None:
+    """One class a line."""
+    path = folder / _CLASSES
+    if not path.is_file():
+        return None
+    return tuple(line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip())
+
+
+def _labels(
+    values: Sequence[Any], class_names: tuple[str, ...] | None, where: Path
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Position of every label among the classes, int64 [N], and the classes' names.
+
+    A label is a class's name, or its number from 0 on where the names are known. Without names the labels are them.
+    """
+    if not values:
+        raise InputError(f"{where} lists no images: add some.")
+    if None in values:
+        raise InputError(f"{where} has no label in row {values.index(None) + 1}: fill it in, or take the row out.")
+    texts = [str(value) for value in values]
+    numeric = all(text.isdecimal() for text in texts)
+    if class_names is None:
+        class_names = tuple(sorted(set(texts), key=int if numeric else None))
+    position = {name: number for number, name in enumerate(class_names)}
+    if not set(texts) <= position.keys() and numeric:
+        position = {str(number): number for number in range(len(class_names))}
+    for row, text in enumerate(texts):
+        if text not in position:
+            raise InputError(
+                f"{where} has label {text!r} in row {row + 1}, but the {len(class_names)} listed classes have no such "
+                f"name or number: correct it, or {_CLASSES}."
+            )
+    labels = np.array([position[text] for text in texts], np.int64)
+    check_classes(labels, class_names, where, "take it out of the list of classes")
+    return labels, class_names

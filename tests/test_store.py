@@ -1,0 +1,273 @@
+"""Image files to a store: every kind of file that people have, and preparations that break off."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from conftest import small_config
+from ffcil.data.cache import cached_folder
+from ffcil.data.decoding import LONGEST, decode_whole
+from ffcil.data.ragged import RaggedImages
+from ffcil.data.sources import DataSet, load_dataset
+from ffcil.errors import InputError
+from ffcil.run import Run
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FFCIL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def two_halves(width: int = 80, height: int = 60) -> Image.Image:
+    """Red on the left, blue on the right."""
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[:, : width // 2, 0] = pixels[:, width // 2 :, 2] = 255
+    return Image.fromarray(pixels)
+
+
+def photographs(root: Path, classes: int = 3, images: int = 10) -> Path:
+    """Of many sizes; the class is the colour."""
+    for c in range(classes):
+        folder = root / f"class {c}"
+        folder.mkdir(parents=True, exist_ok=True)
+        for k in range(images):
+            noise = np.random.default_rng(k).integers(0, 60, (100 + 7 * k, 150 - 5 * k, 3), np.uint8)
+            noise[..., c % 3] += 150
+            Image.fromarray(noise).save(folder / f"{k}.png")
+    return root
+
+
+def only_image(root: Path, size: int = 112) -> torch.Tensor:
+    """Of a folder with one image."""
+    store = load_dataset("folder", root, size).train.images
+    assert isinstance(store, RaggedImages)
+    assert len(store) == 1
+    return store.image(0)
+
+
+def saved(root: Path, name: str) -> Path:
+    (root / "class").mkdir(parents=True, exist_ok=True)
+    return root / "class" / name
+
+
+# --- what people have -----------------------------------------------------------------------------------------------
+
+
+def test_the_full_frame_is_kept_with_its_short_side_scaled(tmp_path: Path) -> None:
+    photographs(tmp_path / "x", 1, 6)
+    data = load_dataset("folder", tmp_path / "x", 112)
+    assert data.augmentation.crop is not None
+    assert data.augmentation.crop.short_side == 128
+    for split in (data.train, data.test):
+        assert isinstance(split.images, RaggedImages)
+        assert (split.images.sizes.amin(1) == 128).all()
+    tall = Image.open(tmp_path / "x" / "class 0" / "5.png")  # 125 wide, 135 high
+    want = np.asarray(tall.resize((128, 138), Image.Resampling.BICUBIC))
+    assert np.array_equal(decode_whole(tmp_path / "x" / "class 0" / "5.png", 128), want)
+
+
+def test_a_photograph_held_sideways_is_turned(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a viewer turns it clockwise by a quarter
+    two_halves().save(saved(tmp_path, "sideways.jpg"), exif=exif, quality=95)
+    image = only_image(tmp_path)
+    assert image.shape == (3, 170, 128)
+    assert image[:, 10, 64].tolist() == pytest.approx([254, 0, 0], abs=3)  # left is now above
+    assert image[:, 160, 64].tolist() == pytest.approx([0, 0, 254], abs=3)
+
+
+@pytest.mark.parametrize(
+    ("mode", "colour", "name", "want"),
+    [
+        ("L", 100, "grey.png", (100, 100, 100)),
+        ("L", 100, "grey.jpg", (100, 100, 100)),
+        ("1", 1, "black and white.png", (255, 255, 255)),
+        ("LA", (100, 0), "grey alpha.png", (100, 100, 100)),
+        ("RGBA", (10, 20, 30, 128), "alpha.png", (10, 20, 30)),
+        ("CMYK", (0, 0, 0, 0), "print.jpg", (255, 255, 255)),
+        ("CMYK", (0, 255, 255, 0), "print.jpg", (255, 0, 0)),
+        ("I;16", 100 * 256 + 7, "sixteen bits.png", (100, 100, 100)),
+        ("RGB", (10, 20, 30), "Käfer  Straße 猫.png", (10, 20, 30)),
+    ],
+)
+def test_every_mode_becomes_rgb(tmp_path: Path, mode: str, colour: Any, name: str, want: tuple[int, ...]) -> None:
+    Image.new(mode, (150, 140), colour).save(saved(tmp_path, name))
+    image = only_image(tmp_path)
+    assert image.shape[1] == 128
+    assert image.flatten(1).float().mean(1).tolist() == pytest.approx(want, abs=3)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_palette_with_transparency(tmp_path: Path) -> None:
+    image = Image.new("P", (150, 150), 1)
+    image.putpalette([0, 0, 0, 200, 100, 50])
+    image.save(saved(tmp_path, "palette.png"), transparency=bytes([255, 0]))
+    assert only_image(tmp_path).flatten(1).unique(dim=1).flatten().tolist() == [200, 100, 50]
+
+
+def test_an_image_of_one_pixel(tmp_path: Path) -> None:
+    Image.new("RGB", (1, 1), (9, 8, 7)).save(saved(tmp_path, "dot.png"))
+    image = only_image(tmp_path)
+    assert image.shape == (3, 128, 128)
+    assert image.flatten(1).unique(dim=1).flatten().tolist() == [9, 8, 7]
+
+
+def test_what_cannot_be_read_is_named_all_at_once_and_leaves_nothing(tmp_path: Path, cache: Path) -> None:
+    root = photographs(tmp_path / "x", 2, 6)
+    (root / "class 0" / "zero bytes.jpg").write_bytes(b"")
+    two_halves(400, 300).save(root / "class 1" / "whole.jpg")
+    content = (root / "class 1" / "whole.jpg").read_bytes()
+    (root / "class 1" / "cut off.jpg").write_bytes(content[: len(content) // 2])
+    (root / "class 1" / "text.jpg").write_text("no image")
+    Image.new("RGB", (LONGEST * 10 + 1, 10)).save(root / "class 1" / "thread.png")
+    named = r"4 image\(s\) cannot be read.*zero bytes\.jpg.*cut off\.jpg.*text\.jpg.*thread\.png.*times as long"
+    with pytest.raises(InputError, match=named) as error:
+        load_dataset("folder", root, 112)
+    assert "BytesIO" not in str(error.value)
+    assert not list(cache.iterdir())
+    for name in ("class 0/zero bytes.jpg", "class 1/cut off.jpg", "class 1/text.jpg", "class 1/thread.png"):
+        (root / name).unlink()
+    assert len(load_dataset("folder", root, 112).train) == 11
+
+
+def test_very_many_unreadable_images_are_counted(tmp_path: Path) -> None:
+    for k in range(30):
+        saved(tmp_path, f"{k:02d}.png").write_bytes(b"")
+    with pytest.raises(InputError, match=r"30 image\(s\).*19\.png \([^;]*; and 10 more\.$"):
+        load_dataset("folder", tmp_path, 112)
+
+
+# --- the cache ------------------------------------------------------------------------------------------------------
+
+
+def test_images_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = photographs(tmp_path / "x", 2, 4)
+    first = load_dataset("folder", root, 96)
+    monkeypatch.setattr("ffcil.data.decoding.upright", None)
+    again = load_dataset("folder", root, 96)
+    assert torch.equal(pixels(first), pixels(again))
+    with pytest.raises(InputError, match="8 image"):  # another size, or a changed file, is decoded anew
+        load_dataset("folder", root, 104)
+    os.utime(root / "class 0" / "0.png", ns=(1, 1))
+    with pytest.raises(InputError, match="8 image"):
+        load_dataset("folder", root, 96)
+
+
+def pixels(data: DataSet) -> torch.Tensor:
+    assert isinstance(data.train.images, RaggedImages)
+    return data.train.images.pixels
+
+
+_PREPARE = "import sys; from ffcil.data.sources import load_dataset; load_dataset('folder', sys.argv[1], 224)"
+
+
+def preparing(root: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", _PREPARE, str(root)])
+
+
+def many_photographs(root: Path) -> Path:
+    two_halves(1500, 1000).save(saved(root, "0.png"))
+    for k in range(1, 120):
+        shutil.copy(root / "class" / "0.png", root / "class" / f"{k}.png")
+    return root
+
+
+def wait_for_draft(cache: Path) -> None:
+    end = time.monotonic() + 60
+    while not list(cache.glob(".images-*/0.pixels")):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_killed_preparation_leaves_nothing_and_is_made_again(tmp_path: Path, cache: Path) -> None:
+    root = many_photographs(tmp_path / "x")
+    process = preparing(root)
+    wait_for_draft(cache)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not list(cache.glob("images-*"))
+    assert len(load_dataset("folder", root, 224).train) == 96
+    assert len(list(cache.iterdir())) == 1  # and what it left is gone
+
+
+def test_two_preparations_at_once_do_not_collide(tmp_path: Path, cache: Path) -> None:
+    root = many_photographs(tmp_path / "x")
+    first = preparing(root)
+    wait_for_draft(cache)
+    second = preparing(root)
+    assert (first.wait(), second.wait()) == (0, 0)
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_a_draft_without_an_owner_is_removed(cache: Path) -> None:
+    (cache / ".key-left").mkdir(parents=True)
+    (cache / ".key-left" / "large").write_bytes(b"x")
+    folder = cached_folder("key", lambda draft: (draft / "a").touch())
+    assert [path.name for path in cache.iterdir()] == ["key"]
+    assert (folder / "a").exists()
+
+
+def test_where_folders_cannot_be_locked_a_draft_may_have_an_owner(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(handle: int, operation: int) -> None:
+        raise OSError("not on this file system")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    (cache / ".key-other").mkdir(parents=True)
+    folder = cached_folder("key", lambda draft: (draft / "a").touch())
+    assert (folder / "a").exists()
+    assert (cache / ".key-other").is_dir()
+
+
+# --- a run ----------------------------------------------------------------------------------------------------------
+
+
+def run(root: Path, folder: Path, **overrides: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "dataset": "folder",
+        "image_size": 96,
+        "backbone": "resnet8",
+        "arrivals": {"sizes": [2, 1]},
+        "memory": {"budget": 6},
+        "train": {"batch": 8, "first": {"epochs": 4, "learning_rate": 0.05}},
+    }
+    config = small_config(**{**fields, **overrides})
+    return Run(config, folder, data=root, device="cpu", threads=1).execute()
+
+
+@pytest.mark.parametrize("method", ["icarl", "der", "ewc"])
+def test_a_run_over_photographs(tmp_path: Path, method: str) -> None:
+    summary = run(photographs(tmp_path / "x"), tmp_path / "run", method=method)
+    assert summary["sizes"] == [2, 1]
+    assert 0 <= summary["average"] <= 100
+
+
+def test_a_run_notices_other_photographs(tmp_path: Path) -> None:
+    root = photographs(tmp_path / "x")
+    first = run(root, tmp_path / "run")
+    (tmp_path / "run" / "done").unlink()
+    assert run(root, tmp_path / "run")["average"] == first["average"]  # taken up at its end
+    (tmp_path / "run" / "done").unlink()
+    for path in root.rglob("*.png"):
+        Image.open(path).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(path)
+    with pytest.raises(InputError, match="was begun with other images"):
+        run(root, tmp_path / "run")
+
+
+@pytest.mark.parametrize("augment", ["auto", "none"])
+def test_other_augmentation_of_photographs(tmp_path: Path, augment: str) -> None:
+    train = {"batch": 8, "augment": augment, "first": {"epochs": 1}, "later": {"epochs": 1}}
+    root = photographs(tmp_path / "x", 2, 4)
+    assert run(root, tmp_path / "run", arrivals={"sizes": [2]}, train=train)["average"] >= 0

@@ -1,0 +1,215 @@
+"""Data sets in Parquet and CSV files, and what is said where they are wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from PIL import Image
+from pyarrow.parquet import write_table
+
+from ffcil.data.ragged import RaggedImages
+from ffcil.data.sources import SOURCES, DataSet, load_dataset
+from ffcil.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FFCIL_CACHE", str(tmp_path / "cache"))
+
+
+def encoded(red: int, size: tuple[int, int] = (30, 20), kind: str = "png") -> bytes:
+    content = BytesIO()
+    Image.new("RGB", size, (red, 0, 0)).save(content, kind)
+    return content.getvalue()
+
+
+def reds(data: DataSet) -> list[list[int]]:
+    """The red of every training and test image, in their order."""
+    return [
+        [int(split.images.image(k)[0, 0, 0]) for k in range(len(split))]
+        if isinstance(split.images, RaggedImages)
+        else split.images[:, 0, 0, 0].tolist()
+        for split in (data.train, data.test)
+    ]
+
+
+def parquet(path: Path, labels: Sequence[Any], first: int = 0, features: Any = None, **columns: Any) -> Path:
+    """Image k of a file is of red `first` + k."""
+    images = [{"bytes": encoded(first + k), "path": f"{k}.png"} for k in range(len(labels))]
+    table = pa.table({"image": images, "label": labels, **columns})
+    if features:
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_table(table, path, row_group_size=3)
+    return path
+
+
+def test_a_parquet_file_with_a_split(tmp_path: Path) -> None:
+    splits = ["train", "test", "train", "train", "test", "train"]
+    path = parquet(tmp_path / "x.parquet", [0, 0, 1, 0, 1, 1], split=splits)
+    (tmp_path / "classes.txt").write_text("Käfer\nVW Golf\n", encoding="utf-8")
+    for root in (path, tmp_path):
+        data = load_dataset("parquet", root, 112)
+        assert data.train.class_names == ("Käfer", "VW Golf")
+        assert reds(data) == [[0, 2, 3, 5], [1, 4]]
+        assert data.train.labels.tolist() == [0, 1, 0, 1]
+        assert data.test.labels.tolist() == [0, 1]
+        assert isinstance(data.train.images, RaggedImages)
+        assert data.train.images.sizes[0].tolist() == [128, 192]
+    small = load_dataset("parquet", path, 16)
+    assert small.train.image_size == (16, 16)
+    assert small.augmentation.crop is None
+    assert reds(small) == reds(data)
+
+
+def test_parquet_files_of_hugging_face(tmp_path: Path) -> None:
+    """Splits in the names of the files, classes in the schema."""
+    features = {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
+    parquet(tmp_path / "data" / "train-00000-of-00002.parquet", [0, 1], 0, features)
+    parquet(tmp_path / "data" / "train-00001-of-00002.parquet", [1, 0], 10, features)
+    parquet(tmp_path / "data" / "test-00000-of-00001.parquet", [1, 0], 20, features)
+    data = load_dataset("parquet", tmp_path, 16)
+    assert data.train.class_names == ("cat", "dog")
+    assert reds(data) == [[0, 1, 10, 11], [20, 21]]
+    parquet(tmp_path / "data" / "validation-00000-of-00001.parquet", [0], 30, features)
+    assert reds(load_dataset("parquet", tmp_path, 16)) == reds(data)  # not used where there is a test split
+
+
+def test_a_parquet_file_without_a_split_or_names(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "x.parquet", [7, 11, 3] * 10)
+    data = load_dataset("parquet", path, 16)
+    assert data.train.class_names == ("3", "7", "11")
+    assert data.train.counts().tolist() == [8, 8, 8]
+    assert data.test.counts().tolist() == [2, 2, 2]
+    assert sorted(red for split in reds(data) for red in split) == list(range(30))
+
+
+def test_string_labels_and_plain_bytes(tmp_path: Path) -> None:
+    table = pa.table({"image": [encoded(k) for k in range(4)], "label": ["b", "a", "b", "a"]})
+    write_table(table, tmp_path / "x.parquet")
+    data = load_dataset("parquet", tmp_path, 16)
+    assert data.train.class_names == ("a", "b")
+    (tmp_path / "classes.txt").write_text("b\na\n")
+    assert load_dataset("parquet", tmp_path, 16).train.class_names == ("b", "a")
+
+
+def test_images_beside_a_parquet_file(tmp_path: Path) -> None:
+    for k in range(2):
+        (tmp_path / f"{k}.png").write_bytes(encoded(50 + k))
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    images = pa.array([{"bytes": None, "path": f"{k}.png"} for k in range(2)], kind)
+    write_table(pa.table({"image": images, "label": [0, 1], "split": ["train", "test"]}), tmp_path / "x.parquet")
+    assert reds(load_dataset("parquet", tmp_path, 16)) == [[50], [51]]
+
+
+def test_parquet_files_that_are_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+
+    def problem() -> str:
+        with pytest.raises(InputError) as error:
+            load_dataset("parquet", path, 16)
+        return str(error.value)
+
+    assert "There is no file or folder" in problem()
+    path.write_bytes(b"PAR1 cut off")
+    assert "is not a whole Parquet file" in problem()
+    write_table(pa.table({"picture": [b""], "label": [0]}), path)
+    assert "no column 'image' (its columns: picture, label): rename" in problem()
+    write_table(pa.table({"image": [b""], "class": [0]}), path)
+    assert "no column 'label'" in problem()
+    write_table(pa.table({"image": ["a.png"], "label": [0]}), path)
+    assert "Column 'image' of" in problem()
+    parquet(path, [0, None, 1])
+    assert "no label in row 2" in problem()
+    write_table(pa.table({"image": pa.array([], pa.binary()), "label": pa.array([], pa.int64())}), path)
+    assert "lists no images" in problem()
+    parquet(path, [0, 1], split=["train", "exam"])
+    assert "has a split 'exam': name every split train, test or validation" in problem()
+    parquet(path, [0, 1], split=["train", "train"])
+    assert "has only the split train" in problem()
+    parquet(path, [0, 1], split=["train", None])
+    assert "row 2 has no split" in problem()
+    parquet(path, [0, 5, 0, 5])
+    (tmp_path / "classes.txt").write_text("cat\ndog\n")
+    assert "has label '5' in row 2, but the 2 listed classes" in problem()
+    parquet(path, [0, 0, 0, 0])
+    assert "Class 'dog' in" in problem()
+    assert "has no images" in problem()
+
+
+def test_unreadable_images_in_a_parquet_file_are_named_by_their_rows(tmp_path: Path) -> None:
+    whole = encoded(1, (300, 200), "jpeg")
+    images = [{"bytes": content, "path": "x.jpg"} for content in (whole, b"", whole[:700], whole)]
+    write_table(pa.table({"image": images, "label": [0, 0, 1, 1]}), tmp_path / "x.parquet")
+    with pytest.raises(InputError, match=r"2 image\(s\) cannot be read.*x\.parquet row 2 .*row 3 ") as error:
+        load_dataset("parquet", tmp_path, 112)
+    assert "0x" not in str(error.value)
+
+
+def test_a_parquet_file_damaged_in_the_middle(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "x.parquet", [0, 1] * 3)
+    content = bytearray(path.read_bytes())
+    content[4:200] = bytes(196)  # the images of the first rows
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"x\.parquet is not a whole Parquet file .*: get it again"):
+        load_dataset("parquet", path, 16)
+
+
+def csv(root: Path, lines: Sequence[str], name: str = "labels.csv", encoding: str = "utf-8") -> Path:
+    (root / name).write_text("\n".join(lines) + "\n", encoding=encoding)
+    return root / name
+
+
+def test_a_csv_file(tmp_path: Path) -> None:
+    (tmp_path / "meine Bilder").mkdir()
+    for k in range(4):
+        (tmp_path / "meine Bilder" / f"Käfer {k}.png").write_bytes(encoded(k))
+    lines = [f"meine Bilder/Käfer {k}.png,{'ab'[k % 2]},{'train' if k < 2 else 'val'}" for k in range(4)]
+    path = csv(tmp_path, ["path,label,split", *lines], encoding="utf-8-sig")  # as spreadsheets write it
+    for root in (path, tmp_path):
+        data = load_dataset("csv", root, 112)
+        assert data.train.class_names == ("a", "b")
+        assert reds(data) == [[0, 1], [2, 3]]
+    csv(tmp_path, ["path,label", *(f"meine Bilder/Käfer {k}.png,{10 - k // 2}" for k in range(4))])
+    data = load_dataset("csv", tmp_path, 16)
+    assert data.train.class_names == ("9", "10")
+    assert data.test.counts().tolist() == [1, 1]
+
+
+def test_csv_files_that_are_wrong(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(encoded(1))
+
+    def problem(*lines: str) -> str:
+        path = csv(tmp_path, lines)
+        with pytest.raises(InputError) as error:
+            load_dataset("csv", path, 16)
+        return str(error.value)
+
+    assert "no column 'path' (its first line: a.png, cat): let its first line be" in problem("a.png,cat")
+    assert "no column 'label'" in problem("path,class", "a.png,cat")
+    assert "lists no images" in problem("path,label")
+    assert "has no label in line 3" in problem("path,label", "a.png,cat", "a.png")
+    missing = problem("path,label", "a.png,cat", "b.png,cat", "c.png,cat")
+    assert "b.png and 1 more that are not there: correct the paths" in missing
+    assert "b.png, which is not there" in problem("path,label", "b.png,cat")
+    assert "has only the split train" in problem("path,label,split", "a.png,cat,train")
+    (tmp_path / "labels.csv").write_bytes(b"path,label\n\xff\xfe\n")
+    with pytest.raises(InputError, match="not a CSV file in UTF-8"):
+        load_dataset("csv", tmp_path, 16)
+    csv(tmp_path, ["path,label"], "other.csv")
+    with pytest.raises(InputError, match="There are 2 CSV files"):
+        load_dataset("csv", tmp_path, 16)
+
+
+@pytest.mark.parametrize("name", ["parquet", "csv"])
+def test_what_is_missing_is_said(tmp_path: Path, name: str) -> None:
+    for root in (None, tmp_path / "absent", tmp_path):
+        problem = SOURCES[name].find(root)
+        assert problem is not None
+        assert "--data" in problem
