@@ -19,7 +19,7 @@ LAYERS = [
     ["data.augment"],
     ["data.glyphs"],
     ["data.sources"],
-    ["stream", "models.heads", "models.resnet", "models.tuners"],
+    ["stream", "models.analytic", "models.heads", "models.resnet", "models.tuners"],
     ["models.vit"],
     ["training", "robustness", "feature_cache", "ha"],
     ["environment", "methods.learner"],
