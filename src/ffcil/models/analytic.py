@@ -98,7 +98,8 @@ class AnalyticHead(nn.Module):
 def class_balanced(targets: Tensor) -> Tensor:
     """Weights of mean one under which all classes present weigh the same: N / (classes * n_y), [N]."""
     classes, position, count = targets.unique(return_inverse=True, return_counts=True)
-    return len(targets) / len(classes) / count[position].double()
+    weights: Tensor = len(targets) / len(classes) / count[position].double()
+    return weights
 
 
 def solve_ridge(gram: Tensor, moments: Tensor, ridge: float) -> Tensor:
@@ -115,13 +116,18 @@ def solve_ridge(gram: Tensor, moments: Tensor, ridge: float) -> Tensor:
         if not failed.item():
             return torch.cholesky_solve(moments, factor)
         ridge *= 10
-    raise torch._C._LinAlgError("The sums of random features are not a positive matrix: are all features finite?")
+    raise FloatingPointError("no ridge makes the sums positive definite: the features are not finite")
 
 
 def choose_ridge(rows: Tensor, wanted: Tensor, fitted: int) -> float:
-    """Of `RIDGES`, the one with which the first `fitted` rows predict the others best, in the mean of squares.
+    """Of `RIDGES`, the one of the least error; arguments as of `ridge_errors`."""
+    return RIDGES[int(ridge_errors(rows, wanted, fitted).argmin())]
 
-    One eigendecomposition serves all candidates: of the rows' products [fitted, fitted] where they are fewer than the
+
+def ridge_errors(rows: Tensor, wanted: Tensor, fitted: int) -> Tensor:
+    """Mean squared error with each of `RIDGES` where the first `fitted` rows predict the others, [ridges].
+
+    One eigendecomposition serves all of them: of the rows' products [fitted, fitted] where they are fewer than the
     columns (the dual), of the columns' [H, H] otherwise. A row that is alone is fitted and predicted.
 
     Args:
@@ -138,8 +144,7 @@ def choose_ridge(rows: Tensor, wanted: Tensor, fitted: int) -> float:
         spectrum, basis = torch.linalg.eigh(known.mT @ known)
         left, right = unknown @ basis, basis.mT @ (known.mT @ to_fit)
     spectrum = spectrum.clamp_min(0)[:, None]  # rounding may have made it negative
-    errors = torch.stack([(left @ (right / (spectrum + ridge)) - truth).square().mean() for ridge in RIDGES])
-    return RIDGES[int(errors.argmin())]
+    return torch.stack([(left @ (right / (spectrum + ridge)) - truth).square().mean() for ridge in RIDGES])
 
 
 class Drift(NamedTuple):
