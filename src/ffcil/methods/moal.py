@@ -40,13 +40,16 @@ class MoAL(RanPAC):
     features of old classes are made up from those of new ones and, where the new weights get them wrong, memorised too
     (ruminated, eq. (14)). `statistics.means` are the prototypes, so HA draws old features where they are now.
 
-    Departures from the published code:
+    Where paper and published code differ we follow the code: the map of the prototypes is linear (an MLP in the paper),
+    features move from the new class's mean to the old one's (eq. (12) has the signs exchanged), and real features of
+    the new classes are ruminated as well.
+
+    Departures from the code:
     - Sums and two solutions a step in place of many small recursive updates: the same weights.
-    - Prototypes are moved by ridge regression in closed form (`fit_drift`), not by 1000 epochs of SGD on such a map.
+    - The map of the prototypes is found by ridge regression (`fit_drift`), not by 1000 epochs of SGD.
     - All features are of untouched images, as at test time; there, those that are memorised are of augmented ones.
     - Rows of new classes in the cosine head start random: from zero, the first gradient is about 1e12. The rows of the
       first step stay, where a new head is drawn there.
-    - Eq. (12) is printed with its signs exchanged; the code moves features to the old class's mean, and so do we.
 
     Under class-wise mean all classes of a step weigh the same in the sums, and all classes seen in what may be
     ruminated. Lambda is chosen once, by the first step.
