@@ -113,6 +113,10 @@ class Learner(nn.Module, ABC):
         """Which rows of the store a step trains on."""
         return increment.rows
 
+    def epoch_ended(self, increment: Increment) -> None:
+        """After each epoch of a step's training, before a checkpoint of it is written; never inside a captured graph.
+        What it changes must be in the state, parameters in place."""
+
     def finish(self, increment: Increment) -> dict[str, Any]:
         """After a step's training: alignment, memory. Returns what is worth a record."""
         return {}
@@ -201,6 +205,12 @@ class Learner(nn.Module, ABC):
         settings = self.settings
         if not self.trains(increment):
             return Progress(loss=0.0)
+
+        def ended(now: Progress) -> None:
+            self.epoch_ended(increment)
+            if after_epoch is not None:
+                after_epoch(now)
+
         return fit(
             self.loss,
             self.rates(),
@@ -210,7 +220,7 @@ class Learner(nn.Module, ABC):
             self.engine,
             derive_seed(settings.seed, increment.step),
             progress,
-            after_epoch,
+            ended,
         )
 
     def over(self, store: Images, rows: Tensor, compute: Callable[[Tensor], Value]) -> Iterator[Value]:

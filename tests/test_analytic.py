@@ -1,0 +1,381 @@
+"""The analytic head, RanPAC and MoAL against naive sums, loops and the recursion that they replace."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conftest import small_stream
+from ffcil.methods.learner import Learner
+from ffcil.methods.moal import MoAL, pseudo_features
+from ffcil.methods.ranpac import RanPAC
+from ffcil.models.analytic import (
+    RIDGES,
+    AnalyticHead,
+    choose_ridge,
+    class_balanced,
+    fit_drift,
+    ridge_errors,
+    solve_ridge,
+)
+from ffcil.run import evaluate
+
+Make = Callable[..., Learner]
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)
+
+
+def head(features: int = 6, hidden: int = 40, classes: int = 4, ridge: float = 0.1) -> AnalyticHead:
+    made = AnalyticHead(features, hidden, lambda empty: empty.normal_(generator=seeded(9)))
+    made.grow(classes)
+    made.ridge.fill_(ridge)
+    return made
+
+
+# --- sums and solutions ---------------------------------------------------------------------------------------------
+
+
+class Recursion:
+    """The published form: R and W, batch after batch by the Woodbury identity."""
+
+    def __init__(self, phi: Tensor, wanted: Tensor, ridge: float, scale: float) -> None:
+        self.R = torch.linalg.inv(phi.T @ phi + ridge * torch.eye(phi.shape[1], dtype=phi.dtype))
+        self.W = scale * self.R @ phi.T @ wanted
+
+    def grow(self, classes: int) -> None:
+        self.W = torch.cat([self.W, self.W.new_zeros(len(self.W), classes - self.W.shape[1])], dim=1)
+
+    def update(self, phi: Tensor, wanted: Tensor, batch: int = 7) -> None:
+        for rows, values in zip(phi.split(batch), wanted.split(batch), strict=True):
+            inner = torch.linalg.inv(torch.eye(len(rows), dtype=rows.dtype) + rows @ self.R @ rows.T)
+            self.R = self.R - self.R @ rows.T @ inner @ rows @ self.R
+            self.W = self.W + self.R @ rows.T @ (values - rows @ self.W)
+
+
+def one_hot(targets: Tensor, classes: int) -> Tensor:
+    return (targets[:, None] == torch.arange(classes)).double()
+
+
+def test_sums_are_the_published_recursion() -> None:
+    """A first step scaled by 0.9, then memorising and, of what was then wrong, ruminating."""
+    analytic = head(classes=3)
+    features = [normal(30, 6, seed=k) for k in range(3)]
+    targets = [torch.randint(0, 3, (30,), generator=seeded(4)), torch.randint(3, 5, (30,), generator=seeded(5))]
+    targets.append(torch.randint(0, 5, (30,), generator=seeded(6)))
+    phi = [(rows @ analytic.projection.double().T).clamp_min(0) for rows in features]
+
+    analytic.add(features[0], targets[0])
+    analytic.moments.mul_(0.9)
+    analytic.solve()
+    expected = Recursion(phi[0], one_hot(targets[0], 3), ridge=0.1, scale=0.9)
+    torch.testing.assert_close(analytic.weight, expected.W, rtol=0, atol=1e-10)
+
+    analytic.grow(5)
+    expected.grow(5)
+    analytic.add(features[1], targets[1])
+    analytic.solve()
+    expected.update(phi[1], one_hot(targets[1], 5))
+    torch.testing.assert_close(analytic.weight, expected.W, rtol=0, atol=1e-10)
+
+    memorised = expected.W.clone()  # what is wrong is wrong by these weights, also in later batches
+    wrong = (phi[2] @ memorised).argmax(1) != targets[2]
+    assert 0 < wrong.sum() < 30
+    assert torch.equal(analytic.predict(features[2]) != targets[2], wrong)
+    analytic.add(features[2][wrong], targets[2][wrong])
+    analytic.solve()
+    expected.update(phi[2][wrong], one_hot(targets[2][wrong], 5))
+    torch.testing.assert_close(analytic.weight, expected.W, rtol=0, atol=1e-10)
+
+
+def test_growing_keeps_old_columns() -> None:
+    analytic = head(classes=2)
+    analytic.add(normal(20, 6), torch.arange(20) % 2)
+    analytic.solve()
+    before = copy.deepcopy(analytic.state_dict())
+    analytic.grow(5)
+    for name in ("moments", "weight"):
+        grown = analytic.state_dict()[name]
+        assert torch.equal(grown[:, :2], before[name])
+        assert grown[:, 2:].eq(0).all()
+    for name in ("projection", "gram", "ridge"):
+        assert torch.equal(analytic.state_dict()[name], before[name])
+
+
+def test_rows_beyond_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, targets = normal(50, 6), torch.arange(50) % 4
+    whole, parts = head(), head()
+    whole.add(features, targets)
+    monkeypatch.setattr("ffcil.models.analytic.CHUNK", 8)
+    parts.add(features, targets)
+    torch.testing.assert_close(parts.gram, whole.gram)
+    torch.testing.assert_close(parts.moments, whole.moments)
+
+
+def test_gradients_reach_the_features() -> None:
+    analytic = head()
+    analytic.add(normal(20, 6), torch.arange(20) % 4)
+    analytic.solve()
+    features = torch.randn(3, 6, requires_grad=True)
+    analytic(features).sum().backward()
+    assert features.grad is not None
+    assert features.grad.ne(0).any()
+
+
+def test_a_ridge_below_the_rounding_still_solves() -> None:
+    rows = normal(3, 50) * 1e6  # rank 3 of 50, and 1e-8 is nothing beside 1e12
+    gram, moments = rows.T @ rows, rows.T @ normal(3, 2, seed=1)
+    weight = solve_ridge(gram, moments, 1e-8)
+    assert weight.isfinite().all()
+    torch.testing.assert_close(rows @ weight, normal(3, 2, seed=1), rtol=1e-2, atol=1e-2)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        solve_ridge(gram * torch.nan, moments, 1.0)
+
+
+# --- the choice of lambda -------------------------------------------------------------------------------------------
+
+
+def naive_errors(rows: Tensor, wanted: Tensor, fitted: int) -> Tensor:
+    """A solution for each lambda."""
+    errors = []
+    for ridge in RIDGES:
+        gram = rows[:fitted].T @ rows[:fitted] + ridge * torch.eye(rows.shape[1], dtype=rows.dtype)
+        weight = torch.linalg.solve(gram, rows[:fitted].T @ wanted[:fitted])
+        errors.append((rows[fitted:] @ weight - wanted[fitted:]).square().mean())
+    return torch.stack(errors)
+
+
+@pytest.mark.parametrize("noise", [0.01, 1.0, 30.0])
+@pytest.mark.parametrize(("count", "columns"), [(100, 20), (40, 60)], ids=["primal", "dual"])
+def test_one_decomposition_is_a_loop_of_solutions(count: int, columns: int, noise: float) -> None:
+    rows, fitted = normal(count, columns), int(0.8 * count)
+    wanted = rows @ normal(columns, 3, seed=1) + noise * normal(count, 3, seed=2)
+    errors, naive = ridge_errors(rows, wanted, fitted), naive_errors(rows, wanted, fitted)
+    torch.testing.assert_close(errors, naive, rtol=1e-5, atol=0)  # the loop's own rounding, at lambda = 1e-8
+    best = RIDGES.index(choose_ridge(rows, wanted, fitted))
+    assert naive[best] <= naive.min() * (1 + 1e-5)
+
+
+def test_the_dual_is_the_primal() -> None:
+    """Columns of zeros change no solution, but make the same problem one for the dual."""
+    for noise in (0.1, 3.0, 30.0):
+        rows = normal(50, 20)
+        wanted = rows @ normal(20, 3, seed=1) + noise * normal(50, 3, seed=2)
+        wide = torch.cat([rows, torch.zeros(50, 100, dtype=rows.dtype)], dim=1)
+        torch.testing.assert_close(ridge_errors(wide, wanted, 40), ridge_errors(rows, wanted, 40), rtol=1e-4, atol=0)
+
+
+def test_the_head_chooses_from_a_shuffled_split() -> None:
+    analytic, features, targets = head(classes=3), normal(60, 6), torch.arange(60) % 3
+    analytic.choose(features, targets, seeded(3))
+    order = torch.randperm(60, generator=seeded(3))
+    phi = (features[order] @ analytic.projection.double().T).clamp_min(0)
+    assert analytic.ridge.item() == RIDGES[int(naive_errors(phi, one_hot(targets[order], 3), 48).argmin())]
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_few_rows_of_one_class(count: int) -> None:
+    analytic = head(classes=1)
+    features, targets = normal(count, 6), torch.zeros(count, dtype=torch.int64)
+    analytic.choose(features, targets, seeded())
+    analytic.add(features, targets)
+    analytic.solve()
+    assert analytic.ridge.item() in RIDGES
+    assert analytic.weight.isfinite().all()
+
+
+# --- class-wise weights ---------------------------------------------------------------------------------------------
+
+
+def test_class_wise_weights_by_hand() -> None:
+    weights = class_balanced(torch.tensor([5, 2, 5, 5]))
+    torch.testing.assert_close(weights, torch.tensor([2 / 3, 2.0, 2 / 3, 2 / 3], dtype=torch.float64))
+    assert class_balanced(torch.tensor([1, 0, 1, 0])).eq(1).all()  # classes that are equal already
+
+
+def test_a_weight_of_two_is_a_row_twice() -> None:
+    features, targets = normal(12, 6), torch.arange(12) % 4
+    weights = torch.ones(12)
+    weights[3] = 2
+    weighted, doubled = head(), head()
+    weighted.add(features, targets, weights)
+    doubled.add(torch.cat([features, features[3:4]]), torch.cat([targets, targets[3:4]]))
+    torch.testing.assert_close(weighted.gram, doubled.gram)
+    torch.testing.assert_close(weighted.moments, doubled.moments)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "class_wise_mean"])
+@pytest.mark.parametrize("method", ["ranpac", "moal"])
+def test_sums_of_a_first_step(make_learner: Make, method: str, reduction: str) -> None:
+    learner = make_learner(method=method, reduction=reduction, options={"hidden": 30})
+    assert isinstance(learner, RanPAC)
+    increment = small_stream([3], [16, 4, 1])[0]
+    learner.learn(increment)
+    with torch.no_grad():
+        features, targets = learner.sweep(increment)
+        phi = learner.analytic.expand(features).double()
+    share = {0: 21 / (3 * 16), 1: 21 / (3 * 4), 2: 21 / 3}
+    weights = [share[int(y)] if reduction == "class_wise_mean" else 1.0 for y in targets]
+    gram = sum(w * torch.outer(p, p) for w, p in zip(weights, phi, strict=True))
+    moments = sum(w * torch.outer(p, y) for w, p, y in zip(weights, phi, one_hot(targets, 3), strict=True))
+    torch.testing.assert_close(learner.analytic.gram, gram)
+    torch.testing.assert_close(learner.analytic.moments, moments * (0.9 if method == "moal" else 1.0))
+
+
+# --- RanPAC ---------------------------------------------------------------------------------------------------------
+
+
+def test_ranpac_is_one_ridge_regression_of_everything(make_learner: Make) -> None:
+    learner = make_learner(method="ranpac", options={"hidden": 30})
+    assert isinstance(learner, RanPAC)
+    stream = small_stream([3, 1, 2])
+    notes = [learner.learn(increment) for increment in stream]
+    assert all(note["ridge"] in RIDGES for note in notes)
+    assert [note["trained_parameters"] > 0 for note in notes] == [True, False, False]
+    with torch.no_grad():
+        features, targets = learner.sweep(small_stream([6])[0])
+        phi = learner.analytic.expand(features).double()
+    ridge = max(notes[-1]["ridge"], 2.3e-16 * phi.square().sum().item())
+    weight = torch.linalg.solve(phi.T @ phi + ridge * torch.eye(30, dtype=torch.float64), phi.T @ one_hot(targets, 6))
+    torch.testing.assert_close(phi @ learner.analytic.weight, phi @ weight, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(learner.classify(features), 20 * (phi @ weight).float(), rtol=1e-3, atol=2e-2)
+
+
+def test_ranpac_learns(make_learner: Make) -> None:
+    learner = make_learner(method="ranpac")
+    for increment in small_stream([1, 3, 2]):
+        learner.learn(increment)
+        table = evaluate(learner, increment)["analytic"]
+    assert np.trace(table) / table.sum() > 0.8
+
+
+# --- MoAL -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_drift_is_found() -> None:
+    old = normal(200, 5)
+    by, bias = normal(5, 5, seed=1), normal(5, seed=2)
+    drift = fit_drift(old, old @ by + bias, seeded())
+    others = normal(7, 5, seed=3)
+    torch.testing.assert_close(drift(others), others @ by + bias, rtol=0, atol=1e-6)
+
+
+def test_where_the_images_say_nothing_features_stay() -> None:
+    """All images lie on one axis: along the others a prototype moves by the shift that they share, and no more."""
+    old = torch.zeros(20, 4, dtype=torch.float64)
+    old[:, 0] = torch.linspace(-1, 1, 20)
+    shift = torch.tensor([0.0, 0.5, 0.0, 0.0], dtype=torch.float64)
+    drift = fit_drift(old, old * 1.5 + shift, seeded())
+    moved = drift(torch.tensor([[2.0, 3.0, -1.0, 4.0]], dtype=torch.float64))
+    torch.testing.assert_close(moved, torch.tensor([[3.0, 3.5, -1.0, 4.0]], dtype=torch.float64), rtol=0, atol=1e-6)
+
+
+def test_the_drift_of_one_image_is_a_shift() -> None:
+    old, new = normal(1, 4), normal(1, 4, seed=1)
+    others = normal(3, 4, seed=2)
+    torch.testing.assert_close(fit_drift(old, new, seeded())(others), others + new - old)
+
+
+def test_pseudo_features_by_hand() -> None:
+    means = torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.1, 1.0], [3.0, 0.2]])  # two old classes, two new ones
+    features, targets = torch.tensor([[3.0, 1.0], [0.0, 1.0], [3.0, -0.6], [0.2, 1.0]]), torch.tensor([3, 2, 3, 2])
+    made_up, classes = pseudo_features(features, targets, means, 2)
+    assert classes.tolist() == [0, 0, 1, 1]
+    expected = torch.tensor([[1.0, 0.8], [1.0, -0.8], [-0.1, 2.0], [0.1, 2.0]])
+    torch.testing.assert_close(made_up, expected)
+
+
+def flat(adapters: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in adapters.parameters()]).clone()
+
+
+def test_the_running_mean_by_hand(make_learner: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = make_learner(method="moal", options={"momentum": 0.7, "hidden": 30})
+    assert isinstance(learner, MoAL)
+    stream = small_stream([2, 2])
+    learner.learn(stream[0])
+    before, trail = flat(learner.adapters), []
+    learner.learn(stream[1], after_epoch=lambda progress: trail.append(flat(learner.adapters)))
+    expected = before
+    for after_epoch in trail:
+        expected = 0.7 * expected + 0.3 * after_epoch
+    assert len(trail) == 6
+    torch.testing.assert_close(flat(learner.adapters), expected)
+    assert torch.equal(flat(learner.running), flat(learner.adapters))
+    assert torch.equal(flat(learner.earlier), before)
+    assert not torch.equal(before, expected)
+
+
+def test_the_first_step_adapts_freely(make_learner: Make) -> None:
+    learner = make_learner(method="moal", options={"hidden": 30})
+    assert isinstance(learner, MoAL)
+    trail: list[Tensor] = []
+    learner.learn(small_stream([3])[0], after_epoch=lambda progress: trail.append(flat(learner.adapters)))
+    assert torch.equal(flat(learner.adapters), trail[-1])
+
+
+def test_a_step_of_moal_by_hand(make_learner: Make) -> None:
+    """The second step's weights, from the features of both networks alone."""
+    learner = make_learner(method="moal", options={"hidden": 30, "momentum": 0.5})
+    assert isinstance(learner, MoAL)
+    stream = small_stream([3, 2])
+    ridge = learner.learn(stream[0])["ridge"]
+    gram, moments = learner.analytic.gram.clone(), learner.analytic.moments.clone()
+    means = learner.statistics.means.clone()
+    notes = learner.learn(stream[1])
+    assert notes["ridge"] == ridge
+    with torch.no_grad():
+        features, targets = learner.sweep(stream[1])
+        before, _ = learner.sweep(stream[1], learner._earlier_features)
+        drift = fit_drift(before, features, learner.generator(stream[1], "drift"))
+        means = torch.cat([drift(means), torch.stack([features[targets == c].mean(0) for c in (3, 4)])])
+        torch.testing.assert_close(learner.statistics.means, means)
+        old, of_old = pseudo_features(features, targets, means, 3)
+
+        def phi(rows: Tensor) -> Tensor:
+            return learner.analytic.expand(rows).double()
+
+        gram = gram + phi(features).T @ phi(features)
+        moments = torch.cat([moments, moments.new_zeros(30, 2)], dim=1) + phi(features).T @ one_hot(targets, 5)
+        memorised = solve_ridge(gram, moments, ridge)
+        pool, labels = torch.cat([old, features]), torch.cat([of_old, targets])
+        wrong = (phi(pool) @ memorised).argmax(1) != labels
+        assert notes["ruminated"] == int(wrong.sum())
+        gram = gram + phi(pool[wrong]).T @ phi(pool[wrong])
+        moments = moments + phi(pool[wrong]).T @ one_hot(labels[wrong], 5)
+        torch.testing.assert_close(learner.analytic.gram, gram)
+        expected = phi(features) @ solve_ridge(gram, moments, ridge)
+        torch.testing.assert_close(phi(features) @ learner.analytic.weight, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("robust", [False, True], ids=["original", "robust"])
+@pytest.mark.parametrize(
+    ("sizes", "per_class"), [([1, 2], [1, 16, 16]), ([2, 1], [16, 16, 1]), ([1, 1, 1], [1, 1, 1])], ids=str
+)
+@pytest.mark.parametrize("method", ["ranpac", "moal"])
+def test_steps_of_one_image(
+    make_learner: Make, method: str, sizes: Sequence[int], per_class: Sequence[int], robust: bool
+) -> None:
+    learner = make_learner(method=method, robust=robust, options={"hidden": 30})
+    for increment in small_stream(sizes, per_class):
+        assert np.isfinite(learner.learn(increment)["loss"])
+        evaluate(learner, increment)
+    assert all(tensor.isfinite().all() for tensor in learner.state_dict().values())
+
+
+def test_moal_remembers(make_learner: Make) -> None:
+    learner = make_learner(method="moal")
+    for increment in small_stream([1, 3, 2]):
+        learner.learn(increment)
+        table = evaluate(learner, increment)["analytic"]
+    assert np.trace(table) / table.sum() > 0.6
