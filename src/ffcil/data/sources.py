@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from ffcil.data.own_images import (
     own_augmentation,
     stratified,
 )
+from ffcil.data.resized_crop import ResizedCrop
 from ffcil.data.tables import csv_file, list_csv, list_parquet, parquet_files
 from ffcil.errors import InputError, unknown
 
@@ -62,9 +63,19 @@ def load_dataset(name: str, root: str | Path | None = None, image_size: int | No
     if name not in SOURCES:
         raise unknown("data set", name, SOURCES)
     source = SOURCES[name]
-    if image_size is not None and source.image_size is not None and image_size != source.image_size:
-        raise InputError(f"Data set {name!r} has images of {source.image_size} pixels: leave image_size out.")
-    return source.load(None if root is None else Path(root), image_size)
+    native = source.image_size
+    if image_size is not None and native is not None and image_size < native:
+        raise InputError(f"Data set {name!r} has images of {native} pixels: leave image_size out, or ask for more.")
+    data = source.load(None if root is None else Path(root), image_size)
+    if image_size is None or native is None or image_size == native:
+        return data
+    return replace(data, augmentation=enlarged(data.augmentation, image_size))
+
+
+def enlarged(augmentation: Augmentation, size: int) -> Augmentation:
+    """For a ViT that wants larger images than there are: crops of random sizes brought to `size`, as published."""
+    crop = ResizedCrop(size, short_side=round(size * 256 / 224))
+    return replace(augmentation, padding=0, brightness=0.0, crop=crop)
 
 
 # --- glyphs: drawn, not downloaded ---------------------------------------------------------------------------------

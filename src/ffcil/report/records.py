@@ -17,7 +17,13 @@ from ffcil.metrics import CountTable
 SETTINGS = ("Equ.T", "FF.org", "FF.ours", "Equ.ours")
 """The settings that the paper compares, in the order in which tables and figures show them."""
 
-CLASSIFIER_NAMES = {"linear": "linear head", "nearest-mean": "nearest mean"}
+CLASSIFIER_NAMES = {
+    "linear": "linear head",
+    "nearest-mean": "nearest mean",
+    "prototype": "prototypes",
+    "analytic": "analytic head",
+    "ensemble": "ensemble",
+}
 
 Seeds = tuple[int, int, int]
 
