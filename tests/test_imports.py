@@ -19,7 +19,7 @@ LAYERS = [
     ["data.augment"],
     ["data.glyphs"],
     ["data.sources"],
-    ["stream", "models.heads", "models.resnet", "models.tuners"],
+    ["stream", "models.heads", "models.resnet", "models.tuners", "models.glyph_vit"],
     ["models.vit"],
     ["training", "robustness", "feature_cache"],
     ["environment", "methods.learner"],
