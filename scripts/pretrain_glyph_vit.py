@@ -1,7 +1,7 @@
 """Pre-train the embedded ViT on images of characters that the data set `glyphs` does not use.
 
 python scripts/pretrain_glyph_vit.py --device cpu --minutes 22
-python scripts/pretrain_glyph_vit.py --device cuda --minutes 25 --images-per-class 2000 --batch 1024
+python scripts/pretrain_glyph_vit.py --device cuda --minutes 25 --characters 800 --images-per-class 1500 --batch 512
 
 Writes the weights (half precision, without the classifier) and beside them a log with the command, the characters, a
 line an epoch and the figures seen. What to choose is chosen by the characters that are held out of the training; the
@@ -149,7 +149,7 @@ def standardised(net: VisionTransformer, classifier: Classifier) -> VisionTransf
 
 @torch.no_grad()
 def initialise(net: VisionTransformer) -> None:
-    """Larger weights than timm's, with which a short training does not leave chance behind for very long."""
+    """Larger weights than timm's, from which the loss stays at that of chance for thousands of steps."""
     for module in net.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
@@ -220,8 +220,8 @@ def rate_factor(done: float) -> float:
 def eased(images: Tensor, share: float, generator: torch.Generator) -> Tensor:
     """Some images as grey ones of how far a pixel's brightness is from the usual in its image.
 
-    So a character is bright on dark, whatever its colours. From images as they are, a transformer of this size learns
-    nothing for very long; from these at once, and what it has learnt of them carries over.
+    So a character is bright on dark, whatever its colours: what tells characters apart is found sooner there, and what
+    was learnt of these images carries over to the others.
     """
     brightness = images.mean(1, keepdim=True)
     away = (brightness - brightness.flatten(1).median(1).values[:, None, None, None]).abs()
@@ -270,8 +270,9 @@ def train(
             if budget.done < EASY:
                 seen = eased(seen, 1 - budget.done / EASY, generator)
             with engine.autocast():
-                logits = classifier(net(seen))
-            loss = F.cross_entropy(logits.float(), labels[rows])
+                encoded = net(seen)
+            logits = classifier(encoded)  # not in half precision, in which the cosines of many classes are equal
+            loss = F.cross_entropy(logits, labels[rows])
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_([*matrices, *vectors], LARGEST_GRADIENT)
@@ -318,6 +319,7 @@ def benchmark_figures(net: nn.Module, random: nn.Module, device: torch.device, p
 def save(net: VisionTransformer, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file({key: value.detach().cpu().half().contiguous() for key, value in net.state_dict().items()}, path)
+    path.chmod(0o644)  # safetensors writes for the owner alone, and a package would carry that on
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
