@@ -20,10 +20,48 @@ def set_(*assignments: str, recipe: str = "glyphs") -> dict[str, object]:
 
 @pytest.mark.parametrize("recipe", recipe_names())
 def test_every_recipe_resolves_for_every_method(recipe: str) -> None:
+    fitting = 0
     for method in METHODS:
-        config = complete(resolve(recipe, {"method": method}))
+        config = resolve(recipe, {"method": method})
         assert config.dataset in SOURCES
-        assert config.backbone in BACKBONES or METHODS[method].pretrained
+        if (config.backbone in BACKBONES) == METHODS[method].pretrained:  # recipes are of one kind
+            with pytest.raises(InputError, match=r"pre-trained ViT, not on|Unknown backbone"):
+                complete(config)
+        else:
+            complete(config)
+            fitting += 1
+    assert fitting >= 7
+    complete(resolve(recipe))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "method", "epochs", "rate", "batch", "decay", "options"),
+    [
+        ("cifar100-vit", "mos", 20, 0.03, 48, 5e-4, {"diagonal": False}),
+        ("imagenet-a", "mos", 10, 0.05, 32, 5e-3, {"diagonal": True}),
+        ("imagenet-r", "mos", 10, 0.05, 16, 5e-3, {"rank": 16}),
+        ("cub200", "mos", 10, 0.01, 32, 5e-4, {"released": False}),
+        ("cifar100-vit", "tuna", 15, 0.01, 16, 5e-4, {"margin": 0.0, "orthogonality": 0.0, "mean_decay": False}),
+        ("imagenet-a", "tuna", 20, 0.01, 16, 5e-4, {"margin": 0.3, "head_epochs": 10, "head_learning_rate": 0.01}),
+        ("imagenet-r", "tuna", 10, 0.02, 32, 5e-4, {"head_epochs": 30, "head_learning_rate": 0.005}),
+        ("cifar100-vit", "cllora", 30, 0.03, 64, 1e-4, {"rank": 8}),
+        ("imagenet-a", "cllora", 25, 0.05, 32, 5e-3, {"rank": 10}),
+        ("imagenet-r", "cllora", 20, 0.05, 32, 5e-4, {"rank": 10}),
+        ("cars", "moal", 80, 0.01, 48, 5e-4, {"hidden": 15000, "momentum": 0.999}),
+        ("imagenet-r", "moal", 80, 0.01, 48, 5e-4, {"hidden": 20000}),
+        ("cifar100-vit", "moal", 80, 0.01, 48, 5e-4, {"hidden": 5000}),
+    ],
+)
+def test_the_published_settings_of_the_pretrained_methods(
+    recipe: str, method: str, epochs: int, rate: float, batch: int, decay: float, options: dict[str, object]
+) -> None:
+    config = complete(resolve(recipe, {"method": method}))
+    assert config.train.batch == batch
+    for phase in (config.train.first, config.train.later):
+        assert (phase.epochs, phase.learning_rate, phase.weight_decay) == (epochs, rate, decay)
+        assert phase.schedule == "cosine"
+    assert {key: config.options[key] for key in options} == options
+    assert config.backbone == "vit_base_patch16_224.augreg_in21k"
 
 
 def test_the_published_schedule_of_icarl() -> None:

@@ -21,7 +21,7 @@ LAYERS = [
     ["data.glyphs", "data.own_images"],
     ["data.tables"],
     ["data.sources"],
-    ["stream", "models.analytic", "models.heads", "models.resnet", "models.tuners"],
+    ["stream", "models.analytic", "models.glyph_vit", "models.heads", "models.resnet", "models.tuners"],
     ["models.vit"],
     ["training", "robustness", "feature_cache", "ha"],
     ["environment", "methods.learner"],

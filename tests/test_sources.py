@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from torchvision.datasets import CIFAR100
+from torchvision.transforms.v2 import functional as tv
 
 from ffcil.data.cache import cached_arrays
 from ffcil.data.image_set import ImageSet
@@ -128,7 +129,18 @@ def test_unknown_names_and_sizes() -> None:
     with pytest.raises(InputError, match="did you mean 'cifar100'"):
         load_dataset("cifar-100")
     with pytest.raises(InputError, match="images of 32 pixels"):
-        load_dataset("glyphs", None, 64)
+        load_dataset("glyphs", None, 16)
+
+
+def test_small_images_enlarged_for_a_vit() -> None:
+    data = load_dataset("glyphs", None, 64)
+    images = data.augmentation.plain(data.test.images, torch.arange(3))
+    resized = tv.resize(data.test.images[:3], [73, 73], antialias=False)
+    expected = tv.center_crop(resized, [64, 64])
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (data.augmentation.mean, data.augmentation.std))
+    assert ((images * std + mean) * 255 - expected).abs().max() <= 1.01  # one grey level
+    draws = data.augmentation.draw(2, torch.Generator().manual_seed(0), torch.tensor([[32, 32], [32, 32]]))
+    assert data.augmentation.train(data.train.images, torch.arange(2), draws).shape == (2, 3, 64, 64)
 
 
 def fake_cifar100(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,7 +210,8 @@ class RunConfig(Settings):
     """resnet8 (small, for a CPU), resnet32, resnet18 (small images), resnet18-imagenet, resnet18-imagenet-3x3; for
     pre-trained methods a ViT of timm's by name and tag"""
     weights: str | None = None
-    """of a pre-trained backbone: a file, or `hub` for those that timm publishes under its name; null: random"""
+    """of a pre-trained backbone: a file, `hub` for those that timm publishes under its name, `embedded` for those of
+    glyph_vit; null: random"""
     normalise: Literal["auto", "data", "unit", "weights"] = "auto"
     """of pixels: by the data set's mean and deviation; to [0, 1] alone; as the weights' own training did; auto: `data`,
     and `unit` for pre-trained methods, as the published ones"""

@@ -119,8 +119,8 @@ def _font(face: str) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(_path(face), _EM, layout_engine=ImageFont.Layout.BASIC)
 
 
-def _mask(character: str, face: str) -> NDArray[np.uint8]:
-    """The ink of a character, [64, 64]: centred, its longer side 48."""
+def glyph_mask(character: str, face: str) -> NDArray[np.uint8]:
+    """The ink of a character in a face, uint8 [64, 64]: centred, its longer side 48."""
     canvas = Image.new("L", (3 * _EM, 3 * _EM))
     ImageDraw.Draw(canvas).text((_EM, _EM), character, fill=255, font=_font(face))
     box = canvas.getbbox()
@@ -139,7 +139,7 @@ def _masks(character: str) -> Tensor:
     faces = faces_with(character) if len(character) == 1 else ()
     if not faces:
         raise InputError(f"No font has the character {character!r}: leave it out.")
-    return torch.from_numpy(np.stack([_mask(character, face) for face in faces])).float() / 255
+    return torch.from_numpy(np.stack([glyph_mask(character, face) for face in faces])).float() / 255
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from ffcil.data.augment import Augmentation
 from ffcil.data.ragged import Images
 from ffcil.errors import InputError, unknown
 from ffcil.feature_cache import FeatureCache
-from ffcil.models.resnet import Backbone, build_backbone
+from ffcil.models.resnet import BACKBONES, Backbone, build_backbone
 from ffcil.robustness import Robustness
 from ffcil.stream import Increment
 from ffcil.training import Engine, FitData, Progress, Rate, derive_seed, evaluating, fit
@@ -299,6 +299,13 @@ def load_methods(path: str) -> None:
 def complete(config: RunConfig) -> RunConfig:
     """The configuration with the method's own fields checked and filled in."""
     method = find_method(config.method)
+    if method.pretrained and config.backbone in BACKBONES:
+        raise InputError(
+            f"Method {config.method!r} stands on a pre-trained ViT, not on {config.backbone!r}: take a recipe that has "
+            "one, such as cifar100-vit, or set backbone and weights."
+        )
+    if not method.pretrained and config.backbone not in BACKBONES:
+        raise unknown("backbone", config.backbone, BACKBONES)
     for option in config.options:
         if option not in method.Config.model_fields:
             known = [f"options.{name}" for name in method.Config.model_fields]

@@ -1,4 +1,4 @@
-"""The one ViT: any of timm's, frozen, with two sites in every block at which methods attach what they train."""
+"""The one ViT: timm's or the embedded one, frozen, with two sites in every block at which methods attach their own."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from timm.models.vision_transformer import Block, VisionTransformer, checkpoint_
 from torch import Tensor, nn
 
 from ffcil.errors import InputError, unknown
+from ffcil.models.glyph_vit import GLYPH_VIT, glyph_vit, glyph_vit_weights
 from ffcil.models.tuners import Tuning
 
 UNTUNED: Sequence[Tuning] = ()
@@ -87,21 +88,38 @@ def _attention(attention: Any, tokens: Tensor, lora: Callable[[Tensor], tuple[Te
 def build_vit(name: str, weights: str | None) -> ViT:
     """A frozen ViT by timm's name, with its tag where there are several: `vit_base_patch16_224.augreg_in21k`.
 
+    Or `glyph_vit`, the small one whose weights are in the package.
+
     Args:
         weights: a local .safetensors, .pth or .bin file with timm's keys; "hub": what timm publishes under the name;
-            None: random, for tests of speed
+            "embedded": those of `glyph_vit`; None: random, for tests of speed
 
     Images may have any size that the patches divide: the position embeddings are resampled to it.
     """
-    if not timm.is_model(name):
-        raise unknown("backbone", name, timm.list_models("vit_*", pretrained=True) + timm.list_models("vit_*"))
     logging.getLogger("timm").setLevel(logging.WARNING)  # it tells of every resampled embedding
+    if name == GLYPH_VIT and weights == "hub":
+        raise InputError(f"{GLYPH_VIT!r} is not on the hub: set weights=embedded.")
+    net = glyph_vit() if name == GLYPH_VIT else _of_timm(name, hub=weights == "hub")
+    if weights == "embedded":
+        if name != GLYPH_VIT:
+            raise InputError(f"Only {GLYPH_VIT!r} has embedded weights, not {name!r}: set weights=hub or name a file.")
+        _load(net, glyph_vit_weights(), name)
+    elif weights is not None and weights != "hub":
+        _load(net, Path(weights).expanduser(), name)
+    return ViT(net)
+
+
+def _of_timm(name: str, hub: bool) -> VisionTransformer:
+    """A network of timm's that is a plain ViT, with the weights of the hub or random ones."""
+    if not timm.is_model(name):
+        plain = timm.list_models("vit_*", pretrained=True) + timm.list_models("vit_*")
+        raise unknown("backbone", name, [GLYPH_VIT, *plain])
     try:
-        net = timm.create_model(name, pretrained=weights == "hub", num_classes=0, dynamic_img_size=True)
+        net = timm.create_model(name, pretrained=hub, num_classes=0, dynamic_img_size=True)
     except TypeError as error:  # the network knows no `dynamic_img_size`
         raise InputError(f"Backbone {name!r} is not a plain ViT: choose a vit_* of timm's.") from error
     except (OSError, RuntimeError) as error:
-        if weights != "hub":
+        if not hub:
             raise
         raise InputError(
             f"The weights of {name!r} cannot be had from the hub ({error}): name a file with --set weights=FILE."
@@ -110,9 +128,7 @@ def build_vit(name: str, weights: str | None) -> ViT:
         raise InputError(f"Backbone {name!r} is not a plain ViT: choose a vit_* of timm's.")
     if any(getattr(block.attn, "gate", None) is not None for block in net.blocks):
         raise InputError(f"Backbone {name!r} has gated attention, which LoRA does not know: choose another vit_*.")
-    if weights is not None and weights != "hub":
-        _load(net, Path(weights).expanduser(), name)
-    return ViT(net)
+    return net
 
 
 def _load(net: VisionTransformer, path: Path, name: str) -> None:
