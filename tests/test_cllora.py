@@ -113,7 +113,7 @@ def test_the_steps_have_features_of_their_own(make_cllora: Make) -> None:
     learner = learned(make_cllora(), small_stream([2, 2]))
     with torch.no_grad():
         first, second = learner.features_by_step(some_images())
-        assert (first - second).abs().max() > 1e-3
+        assert (first - second).abs().max() > 1e-4
         torch.testing.assert_close(second, learner.features(some_images()))
 
 
@@ -154,9 +154,9 @@ def test_gradients_of_the_two_parts(make_cllora: Make, reassign: bool) -> None:
     )
     for block, gradient in enumerate(of_kd):
         for site in range(2):
-            norms = [learner.teacher[block, site, :, i].norm().item() for i in range(64)]
-            for i in range(64):
-                weight = 64 * norms[i] / sum(norms) if reassign else 1.0
+            norms = [learner.teacher[block, site, :, i].norm().item() for i in range(learner.vit.width)]
+            for i in range(learner.vit.width):
+                weight = learner.vit.width * norms[i] / sum(norms) if reassign else 1.0
                 expected = of_ce[block][site, :, i] + weight * gradient[site, :, i]
                 torch.testing.assert_close(ours[block][site, :, i], expected, rtol=1e-3, atol=1e-6)
     torch.testing.assert_close(ours[-1], of_ce[-1] + head_kd, rtol=1e-3, atol=1e-6)  # no gradient by the teacher

@@ -289,7 +289,7 @@ def test_the_head_learns_at_a_tenth_of_the_rate(make_learner: Make) -> None:
     learner.begin(small_stream([2])[0])
     (of_adapters, of_head) = learner.rates()
     assert (of_adapters.factor, of_head.factor) == (1.0, 0.1)
-    assert sum(p.numel() for p in of_head.parameters) == 2 * 64 + 2
+    assert sum(p.numel() for p in of_head.parameters) == 2 * learner.feature_dim + 2
 
 
 @pytest.mark.parametrize("released", [False, True])
