@@ -25,12 +25,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from ffcil.config import resolve
 from ffcil.data.augment import Augmentation, Draws
 from ffcil.data.own_images import TRAIN, Listing, own_augmentation
 from ffcil.data.ragged import Images, image_sizes
 from ffcil.data.tables import list_parquet
 from ffcil.environment import describe_environment
+from ffcil.recipe import resolve
 from ffcil.training import Engine
 
 SIZE = 224

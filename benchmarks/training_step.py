@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from ffcil.arrivals import given
-from ffcil.config import resolve
 from ffcil.data.image_set import ImageSet
 from ffcil.data.sources import CIFAR100_AUGMENTATION
 from ffcil.environment import describe_environment
 from ffcil.methods.learner import build_learner
+from ffcil.recipe import resolve
 from ffcil.stream import Stream
 from ffcil.training import Engine, Progress
 

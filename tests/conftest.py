@@ -13,10 +13,11 @@ from hypothesis import settings
 from PIL import Image
 
 from ffcil.arrivals import given
-from ffcil.config import RunConfig, resolve
+from ffcil.config import RunConfig
 from ffcil.data.augment import Augmentation
 from ffcil.data.image_set import ImageSet
 from ffcil.methods.learner import Learner, build_learner
+from ffcil.recipe import resolve
 from ffcil.stream import Stream
 from ffcil.training import Engine
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ffcil.arrivals import given
 from ffcil.checkpoint import load_state, save_state
-from ffcil.config import RunConfig, resolve
+from ffcil.config import RunConfig
 from ffcil.data.augment import Draws
 from ffcil.data.autoaugment import PolicyName
 from ffcil.data.image_set import ImageSet
@@ -22,6 +22,7 @@ from ffcil.data.sources import CIFAR100_AUGMENTATION
 from ffcil.losses import class_wise_mean
 from ffcil.methods import METHODS
 from ffcil.methods.learner import Learner, build_learner
+from ffcil.recipe import resolve
 from ffcil.stream import Stream
 from ffcil.training import LANES, Engine, Progress
 

@@ -28,7 +28,7 @@ _HOME = {
     "Engine": "ffcil.training",
     "evaluate": "ffcil.run",
     "RunConfig": "ffcil.config",
-    "resolve": "ffcil.config",
+    "resolve": "ffcil.recipe",
     "Run": "ffcil.run",
     "InputError": "ffcil.errors",
 }

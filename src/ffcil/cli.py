@@ -164,7 +164,7 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")] = False,
 ) -> None:
     """Run one configuration; started again, it continues where it was, and a finished run does nothing."""
-    from ffcil.config import parse_assignments, resolve
+    from ffcil.recipe import parse_assignments, resolve
 
     config = resolve(recipe, parse_assignments(assignments or []))
     from rich.console import Console
@@ -203,8 +203,8 @@ def demo(
     ] = None,
 ) -> None:
     """Equ.T, FF.org and FF.ours on the embedded data set: a table here, and a page to open."""
-    from ffcil.config import parse_assignments
     from ffcil.demo import run_demo
+    from ffcil.recipe import parse_assignments
 
     with _stoppable():
         run_demo(method, seeds, out, parse_assignments(assignments or []), jobs)
@@ -236,7 +236,7 @@ def datasets(as_json: AsJson = False, data: Data = None) -> None:
 @app.command()
 def fields(as_json: AsJson = False) -> None:
     """List every field that `ffcil run --set` takes."""
-    from ffcil.config import describe_fields
+    from ffcil.recipe import describe_fields
 
     rows = describe_fields()
     if as_json:

@@ -1,18 +1,15 @@
-"""The typed configuration of a run: recipes, overrides, validation. No torch here: a typo is answered at once."""
+"""The typed configuration of a run. No torch here: a typo is answered at once."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from importlib import resources
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
-from ffcil.errors import InputError, unknown
+from ffcil.errors import InputError
 
 Order = Literal["jumbled", "ascending", "descending"]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
@@ -236,121 +233,6 @@ class RunConfig(Settings):
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 
-def recipe_names() -> list[str]:
-    return sorted(
-        p.name.removesuffix(".yaml") for p in resources.files("ffcil.recipes").iterdir() if p.name.endswith(".yaml")
-    )
-
-
-def load_recipe(name: str) -> dict[str, Any]:
-    """A recipe of the package by name, or any YAML file by path."""
-    path = Path(name)
-    if path.suffix in (".yaml", ".yml", ".json"):  # JSON is YAML: a run's config.json is a recipe
-        if not path.is_file():
-            raise InputError(
-                f"There is no recipe file {name!r}: name an existing file or one of: {', '.join(recipe_names())}."
-            )
-        text = path.read_bytes().decode("utf-8", errors="replace")
-    elif name in recipe_names():
-        text = (resources.files("ffcil.recipes") / f"{name}.yaml").read_text(encoding="utf-8")
-    else:
-        raise unknown("recipe", name, recipe_names())
-    try:
-        recipe = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"Recipe {name!r} is not YAML: {' '.join(str(error).split())}.") from error
-    if not isinstance(recipe, dict):
-        raise InputError(f"Recipe {name!r} must be a YAML mapping of fields, not {type(recipe).__name__}.")
-    return recipe
-
-
-def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
-    """`["train.batch=64", "arrivals.sizes=[1,2]"]` as a nested mapping; values are YAML."""
-    nested: dict[str, Any] = {}
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not equals or not key:
-            raise InputError(f"Cannot read --set {assignment!r}: write it as key=value, for example train_seed=1.")
-        try:
-            value = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError) as error:
-            raise InputError(f"Cannot read the value of --set {assignment!r}: quote it as YAML.") from error
-        *parents, leaf = key.strip().split(".")
-        place = nested
-        for parent in parents:
-            place = place.setdefault(parent, {})
-            if not isinstance(place, dict):
-                raise InputError(
-                    f"--set {assignment!r} goes into {parent!r}, which another --set made a plain value: drop one."
-                )
-        place[leaf] = value
-    return nested
-
-
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`, mappings merged field by field."""
-    merged = dict(base)
-    for key, value in over.items():
-        old = merged.get(key)
-        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return merged
-
-
-def _merge_arrivals(base: Any, over: Any) -> Any:
-    """Fields of another kind than the one asked for are dropped from `base`, not from `over`."""
-    if not isinstance(over, Mapping):
-        return over
-    base = base if isinstance(base, Mapping) else {}
-    kind = over.get("kind")
-    if kind is None:  # sizes or a trace say by themselves what they are
-        kind = "given" if "sizes" in over else "trace" if "trace" in over else base.get("kind")
-    if kind != base.get("kind"):
-        fields = _kind_of_arrivals(kind).model_fields
-        # given sizes come as given, whatever the order of a spectrum was
-        base = {key: value for key, value in base.items() if key in fields and not (kind == "given" and key == "order")}
-    return {**base, **over, "kind": kind}
-
-
-def lay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration's fields with those of `over` laid on top."""
-    merged = merge(base, over)
-    if "arrivals" in over:
-        merged["arrivals"] = _merge_arrivals(base.get("arrivals"), over["arrivals"])
-    if "memory" in over:  # naming one of budget and per_class unsets the other
-        merged["memory"] = over["memory"]
-    return merged
-
-
-def _kind_of_arrivals(kind: Any) -> type[Settings]:
-    if not isinstance(kind, str) or kind not in ARRIVALS:
-        raise unknown("kind of arrivals", str(kind), ARRIVALS)
-    return ARRIVALS[kind]
-
-
-def _check_names(settings: Mapping[str, Any], model: type[BaseModel], prefix: str = "") -> None:
-    for key, value in settings.items():
-        if key not in model.model_fields:
-            raise unknown("field", f"{prefix}{key}", [f"{prefix}{name}" for name in model.model_fields])
-        annotation = model.model_fields[key].annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel) and isinstance(value, Mapping):
-            _check_names(value, annotation, f"{prefix}{key}.")
-
-
-def _check_arrivals(arrivals: Any) -> None:
-    if not isinstance(arrivals, Mapping) or arrivals.get("kind") is None:
-        raise InputError(f"arrivals needs a kind: one of {', '.join(ARRIVALS)}.")
-    kind = arrivals["kind"]
-    fields = _kind_of_arrivals(kind).model_fields
-    for key in arrivals:
-        if key not in fields:
-            others = [name for name, model in ARRIVALS.items() if key in model.model_fields]
-            if others:
-                raise InputError(
-                    f"arrivals.{key} has no meaning for kind {kind!r}: set arrivals.kind={others[0]}, or drop it."
-                )
-            raise unknown("field", f"arrivals.{key}", [f"arrivals.{name}" for name in fields])
-
-
 def _sentence(error: ValidationError) -> str:
     first = error.errors()[0]
     parts = list(first["loc"])
@@ -371,42 +253,3 @@ def validate(model: type[Model], settings: Mapping[str, Any]) -> Model:
         return model.model_validate(settings)
     except ValidationError as error:
         raise InputError(_sentence(error)) from error
-
-
-def build_config(settings: Mapping[str, Any]) -> RunConfig:
-    """A complete configuration from a nested mapping, every name checked."""
-    _check_names(settings, RunConfig)
-    _check_arrivals(settings.get("arrivals"))
-    return validate(RunConfig, settings)
-
-
-def resolve(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
-    """The configuration that a recipe gives under `overrides` (nested; later wins).
-
-    A recipe may hold a mapping `methods` from a method's name to the fields in which it differs.
-    """
-    base, over = load_recipe(recipe), dict(overrides or {})
-    by_method = base.pop("methods", None) or {}
-    method = over.get("method", base.get("method"))
-    if not isinstance(by_method, Mapping) or not all(isinstance(fields, Mapping) for fields in by_method.values()):
-        raise InputError(f"`methods` in recipe {recipe!r} must map methods to the fields in which they differ.")
-    if isinstance(method, str):
-        base = lay(base, by_method.get(method, {}))
-    return build_config(lay(base, over))
-
-
-def describe_fields(model: type[BaseModel] = RunConfig, prefix: str = "") -> list[dict[str, Any]]:
-    """Every field that `--set` takes: its dotted name, default (None where a recipe must give it) and meaning."""
-    rows: list[dict[str, Any]] = []
-    for name, info in model.model_fields.items():
-        annotation, about = info.annotation, " ".join((info.description or "").split())
-        if name == "arrivals":
-            for kind, settings in ARRIVALS.items():
-                of_kind = describe_fields(settings, f"{prefix}arrivals.")
-                rows += [{**row, "kind": kind} for row in of_kind if row["name"] != f"{prefix}arrivals.kind"]
-        elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            rows += describe_fields(annotation, f"{prefix}{name}.")
-        else:
-            default = None if info.is_required() else info.get_default(call_default_factory=True)
-            rows.append({"name": f"{prefix}{name}", "default": default, "needed": info.is_required(), "about": about})
-    return rows

@@ -14,9 +14,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import TaskID, TimeElapsedColumn
 
-from ffcil.config import RunConfig, merge, resolve
+from ffcil.config import RunConfig
 from ffcil.errors import InputError
 from ffcil.progress import accuracies, bars
+from ffcil.recipe import merge, resolve
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "Equ.T": {"arrivals": {"kind": "equal"}, "robust": False},

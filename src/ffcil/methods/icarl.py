@@ -54,8 +54,10 @@ class ICaRL(Replay):
         teacher = self.engine.aside(lambda: self.teacher(images))
         features = self.features(images)
         logits = self.head(features)
-        per_sample = cross_entropy(logits, targets)
-        per_sample = per_sample + self.config.distillation_weight * distillation(
-            logits[:, :old], teacher(), self.config.temperature
-        )
+        kept = self.config.distillation_weight * distillation(logits[:, :old], teacher(), self.config.temperature)
+        per_sample = self.mixed(cross_entropy(logits, targets), kept)
         return self.reduce(per_sample, targets) + self.spread(features, targets)
+
+    def mixed(self, learnt: Tensor, kept: Tensor) -> Tensor:
+        """Cross-entropy and distillation of every sample, [B] each, as one loss."""
+        return learnt + kept

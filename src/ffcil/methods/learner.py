@@ -91,7 +91,7 @@ class Learner(nn.Module, ABC):
         On a GPU this is captured once a step as a CUDA graph and replayed: no `.item()` or `.cpu()`, no branch on a
         tensor's value, no shape that depends on data. Change buffers in place; what Python does besides (counting
         batches, assigning attributes) happens at the capture and not again."""
-        raise NotImplementedError(f"{type(self).__name__} trains, but does not say its loss")
+        raise TypeError(f"{type(self).__name__} trains, but does not say its loss")
 
     @abstractmethod
     def logits(self, images: Tensor) -> dict[str, Tensor]:

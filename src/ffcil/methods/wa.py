@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ffcil.losses import cross_entropy, distillation
 from ffcil.methods.icarl import ICaRL
 from ffcil.methods.learner import register
 
@@ -24,14 +23,6 @@ class WA(ICaRL):
     paper = "https://arxiv.org/abs/1911.07053"
     own_alignment = "wa"
 
-    def loss(self, images: Tensor, targets: Tensor) -> Tensor:
-        old = self.teacher.classes
-        if old == 0:
-            return super().loss(images, targets)
-        teacher = self.engine.aside(lambda: self.teacher(images))
-        features = self.features(images)
-        logits = self.head(features)
-        share = old / self.head.classes
-        kept = self.config.distillation_weight * distillation(logits[:, :old], teacher(), self.config.temperature)
-        per_sample = (1 - share) * cross_entropy(logits, targets) + share * kept
-        return self.reduce(per_sample, targets) + self.spread(features, targets)
+    def mixed(self, learnt: Tensor, kept: Tensor) -> Tensor:
+        share = self.teacher.classes / self.head.classes
+        return (1 - share) * learnt + share * kept
