@@ -9,10 +9,9 @@ from pydantic import Field
 from torch import Tensor
 
 from ffcil.losses import cross_entropy, distillation
-from ffcil.methods.learner import LearnerSettings, MethodConfig, register
+from ffcil.methods.learner import MethodConfig, register
 from ffcil.methods.replay import Replay
-from ffcil.methods.teacher import Teacher
-from ffcil.stream import Increment
+from ffcil.methods.teacher import Distilling
 
 
 class ICaRLConfig(MethodConfig):
@@ -25,7 +24,7 @@ class ICaRLConfig(MethodConfig):
 
 
 @register("icarl")
-class ICaRL(Replay):
+class ICaRL(Distilling, Replay):
     """Loss of every sample, new or replayed: cross-entropy over all classes + distillation over the old ones.
 
     The linear head is the scored classifier and is aligned (WA) in the original form, because the paper's DIWA, which
@@ -38,14 +37,6 @@ class ICaRL(Replay):
     Config = ICaRLConfig
     config: ICaRLConfig
     own_alignment = "wa"
-
-    def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
-        super().__init__(settings, config)
-        self.teacher = Teacher(self)
-
-    def grow(self, increment: Increment) -> None:
-        self.teacher.become(self)
-        super().grow(increment)
 
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
         old = self.teacher.classes

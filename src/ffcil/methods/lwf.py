@@ -9,10 +9,8 @@ from pydantic import Field
 from torch import Tensor
 
 from ffcil.losses import cross_entropy, distillation
-from ffcil.methods.finetune import Finetune
-from ffcil.methods.learner import LearnerSettings, MethodConfig, register
-from ffcil.methods.teacher import Teacher
-from ffcil.stream import Increment
+from ffcil.methods.learner import MethodConfig, register
+from ffcil.methods.teacher import Distilling
 
 
 class LwFConfig(MethodConfig):
@@ -25,7 +23,7 @@ class LwFConfig(MethodConfig):
 
 
 @register("lwf")
-class LwF(Finetune):
+class LwF(Distilling):
     """Loss of every sample: cross-entropy over the new classes alone + distillation over the old ones.
 
     Old and new rows of the head so meet in no softmax: the new images cannot push the old classes down, and nothing
@@ -37,14 +35,6 @@ class LwF(Finetune):
     paper = "https://arxiv.org/abs/1606.09282"
     Config = LwFConfig
     config: LwFConfig
-
-    def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
-        super().__init__(settings, config)
-        self.teacher = Teacher(self)
-
-    def grow(self, increment: Increment) -> None:
-        self.teacher.become(self)
-        super().grow(increment)
 
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
         old = self.teacher.classes

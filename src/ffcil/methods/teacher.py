@@ -1,4 +1,4 @@
-"""`Teacher`: what a network was at the end of the step before, for methods that distil from it."""
+"""`Teacher`: what a network was at the end of the step before; `Distilling`: what methods have that learn from it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ffcil.methods.finetune import Finetune
+from ffcil.methods.learner import LearnerSettings, MethodConfig
 from ffcil.models.heads import GrowingLinear
+from ffcil.stream import Increment
 
 
 class Teacher(nn.Module):
@@ -39,3 +41,15 @@ class Teacher(nn.Module):
                 features = self.backbone(images)
             logits: Tensor = self.head(features.float())
         return logits
+
+
+class Distilling(Finetune):
+    """A learner with a teacher, which at every step becomes what the learner was."""
+
+    def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
+        super().__init__(settings, config)
+        self.teacher = Teacher(self)
+
+    def grow(self, increment: Increment) -> None:
+        self.teacher.become(self)
+        super().grow(increment)
