@@ -140,7 +140,9 @@ class Run:
         theirs, mine = self._read("config.json"), self.config.content()
         if theirs is None or not (self._begun() or (self.folder / "done").exists()):
             return
-        theirs = complete(validate(RunConfig, theirs)).content()  # fields that came with a later version: their defaults
+        theirs = complete(
+            validate(RunConfig, theirs)
+        ).content()  # fields that came with a later version: their defaults
         if differing := sorted(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key)):
             raise InputError(
                 f"{self.folder} holds a run with another configuration (it differs in {', '.join(differing)}): "
