@@ -1,0 +1,1 @@
+"""The commands, by subject; `ffcil.cli` attaches them."""
