@@ -28,9 +28,12 @@ class Ablation:
         return self.group.method_label(self.classifier)
 
     @property
+    def schedule_label(self) -> str:
+        return {"Equ": "equal steps", "FF": "free flow"}.get(self.schedule, self.schedule)
+
+    @property
     def data_label(self) -> str:
-        schedule = {"Equ": "equal", "FF": "free flow"}.get(self.schedule, self.schedule)
-        return f"{self.group.data_label}, {schedule}"
+        return f"{self.group.data_label}, {self.schedule_label}"
 
 
 def ablations(runs: Sequence[RunRecord]) -> list[Ablation]:

@@ -36,13 +36,14 @@ class Contents:
             ablations=tuple(ablations(runs)),
             alphas=tuple(sweeps(rows, "alpha")),
             orders=tuple(sweeps(rows, "order")),
-            costs=tuple(costs(runs)),
+            costs=tuple(cost for cost in costs(runs) if cost.group.is_main),
         )
 
     @property
     def changed(self) -> list[Row]:
-        """Scored rows with a drop or a recovery."""
-        return [row for row in self.rows if row.scored and (row.drop("average") or row.recovery("average"))]
+        """Scored rows with a drop or a recovery; of a sweep its main point."""
+        scored = [row for row in self.rows if row.scored and row.group.is_main]
+        return [row for row in scored if row.drop("average") or row.recovery("average")]
 
     @property
     def uneven(self) -> list[Group]:

@@ -19,7 +19,7 @@ OTHER_COLOUR = "#8a8f98"
 
 def colour(setting: str) -> str:
     """A setting has one colour in every figure."""
-    parts = setting.partition(", ")[2]
+    parts = setting.partition(" with ")[2]
     return SETTING_COLOURS.get(setting) or PART_COLOURS.get(parts, OTHER_COLOUR)
 
 

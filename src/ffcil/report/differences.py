@@ -12,7 +12,7 @@ from ffcil.errors import InputError
 from ffcil.metrics import curve
 from ffcil.report.groups import count, differing_fields
 from ffcil.report.records import CLASSIFIER_NAMES, RunRecord
-from ffcil.report.statistics import Change
+from ffcil.report.statistics import Change, bounds_text, signed
 from ffcil.report.tables import METRICS, NOTHING, SYMBOLS, Metric, verdict
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ def differences(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Comparison:
             break
     else:
         raise InputError(
-            f"No run of {_above(b)} has the data set and seeds of one of {_above(a)}: give two runs, or studies that share them."
+            f"No run of {_above(b)} has the data set and seeds of one of {_above(a)}: give two runs, or studies that "
+            "share them."
         )
     parts: dict[tuple[Any, ...], list[Pair]] = {}
     for one, other in pairs:
@@ -240,8 +241,8 @@ def _result_table(part: Differences, classifier: str) -> RenderableType:
             table.add_row(label, NOTHING, NOTHING, NOTHING, "")
             return
         change = _change(values)
-        bounds = f"{change.interval[0]:+.2f} to {change.interval[1]:+.2f}" if change.interval else ""
-        shown = Text(f"{change.value:+.2f}", style=colours[verdict(metric, change.value)])
+        bounds = bounds_text(change.interval) if change.interval else ""
+        shown = Text(signed(change.value), style=colours[verdict(metric, change.value)])
         table.add_row(label, f"{_mean(values, 0):.2f}", f"{_mean(values, 1):.2f}", shown, bounds)
 
     for metric in METRICS:

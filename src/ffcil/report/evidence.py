@@ -6,7 +6,7 @@ import csv as csv_format
 import io
 from collections.abc import Iterator, Sequence
 
-from ffcil.report.statistics import ENOUGH_PAIRS, LEVEL, Change
+from ffcil.report.statistics import ENOUGH_PAIRS, LEVEL, Change, bounds_text, signed
 from ffcil.report.tables import BASELINES, NOTHING, SYMBOLS, Metric, Row, pipes
 
 QUESTIONS = {
@@ -41,14 +41,14 @@ def caution(rows: Sequence[Row]) -> str:
 
 def evidence_markdown(rows: Sequence[Row]) -> str:
     """A Markdown table, a line a change."""
-    head = ["Data", "Method", "Effect of", "on", "Difference", f"{LEVEL:.0%} interval", "Same sign", "Answer"]
+    head = ["Data", "Method", "Effect of", "on", "Difference", f"{LEVEL:.0%} interval", "Same sign", "Told"]
     lines = [pipes(head), pipes(["---"] * 4 + ["---:"] * 3 + ["---"])]
     for row, setting, metric, change in evidence(rows):
         interval = change.interval
-        bounds = f"{interval[0]:+.2f} to {interval[1]:+.2f}" if interval else NOTHING
+        bounds = bounds_text(interval) if interval else NOTHING
         about = [row.data_label, row.label, QUESTIONS[setting], SYMBOLS[metric]]
         signs = f"{change.same_sign} of {change.pairs}"
-        lines.append(pipes([*about, f"{change.value:+.2f}", bounds, signs, change.answer]))
+        lines.append(pipes([*about, signed(change.value), bounds, signs, change.told]))
     note = "Differences in points between runs with the same seeds; bootstrap percentiles of the mean difference."
     return "\n".join([*lines, "", f"{note} {caution(rows)}".strip()]) + "\n"
 

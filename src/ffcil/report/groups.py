@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ffcil.report.records import CLASSIFIER_NAMES, RunRecord, Seeds
@@ -28,6 +28,8 @@ class Group:
     condition: dict[str, Any]
     """The fields that tell it from the other groups of the method on these data."""
     notes: tuple[str, ...]
+    is_main: bool = True
+    """False for the other spectra and orders of a sweep: of groups that differ in nothing else the largest is main."""
 
     @property
     def dataset(self) -> str:
@@ -125,7 +127,24 @@ def _split(family: list[RunRecord]) -> list[Group]:
         if key not in keys and not any(_within(key, other) and key != other for _, other in keyed):
             keys.append(key)
     keys.sort(key=lambda key: [_rank(key.get(name)) for name in differing])
-    return [_group([(run, fields) for run, fields in keyed if _within(fields, key)], key) for key in keys]
+    groups = [_group([(run, fields) for run, fields in keyed if _within(fields, key)], key) for key in keys]
+    return [
+        replace(group, is_main=group is _main([other for other in groups if _alike(group, other)])) for group in groups
+    ]
+
+
+def _alike(group: Group, other: Group) -> bool:
+    """But for the schedule."""
+
+    def rest(one: Group) -> dict[str, Any]:
+        return {name: value for name, value in one.condition.items() if not name.startswith("arrivals.")}
+
+    return rest(group) == rest(other)
+
+
+def _main(groups: list[Group]) -> Group:
+    """The largest; of several the one with the paper's order."""
+    return max(groups, key=lambda group: (len(group.runs), group.condition.get("arrivals.order") == "jumbled"))
 
 
 def _group(runs: list[tuple[RunRecord, dict[str, Any]]], key: dict[str, Any]) -> Group:

@@ -14,8 +14,8 @@ from ffcil.report.page_figures import across_methods, by_method, what_was_run
 from ffcil.report.page_runs import runs_table
 from ffcil.report.page_tables import ablation_table, comparison, evidence_table
 from ffcil.report.records import RunRecord, settings_of
-from ffcil.report.statistics import LEVEL, Change
-from ffcil.report.tables import Row
+from ffcil.report.statistics import Change
+from ffcil.report.tables import Row, arrow
 
 TITLE = "Free-flow class-incremental learning"
 SENTENCES_SHOWN = 6  # further ones are folded away
@@ -97,22 +97,18 @@ def _shortened(items: list[str], shown: int, rest: str) -> str:
     return "".join(items[:shown]) + (fold(f"{rest} ({len(items) - shown})", more) if more else "")
 
 
-def _bounds(change: Change) -> str:
-    interval = change.interval
-    return f"; {LEVEL:.0%} interval of Ā {interval[0]:+.2f} to {interval[1]:+.2f}" if interval else ""
-
-
 def _headlines(rows: Sequence[Row]) -> str:
-    """One sentence a scored row: what free flow did, and what the components did."""
+    """One sentence a scored row: what free flow did, and what the components did, as far as seeds can tell."""
 
     def did(what: str, average: Change | None, last: Change | None) -> str:
         if average is None or last is None:
             return ""
-        first, second = ("lowers" if change.value < 0 else "raises" for change in (average, last))
+        verbs = {"↓": "lowers", "↑": "raises", "=": "changes"}
+        first, second = (verbs[arrow(change.value)[0]] for change in (average, last))
         return (
-            f"{what} {first} average accuracy Ā by <b>{abs(average.value):.2f}</b> and "
+            f"{what} {first} average accuracy Ā by <b>{abs(average.value):.2f}</b> ({average.told}) and "
             f"{second + ' ' if second != first else ''}final accuracy A<sub>T</sub> by <b>{abs(last.value):.2f}</b> "
-            f"({count(average.pairs, 'pair')} of runs{_bounds(average)})"
+            f"({last.told}; {count(average.pairs, 'pair')} of runs)"
         )
 
     items = []
@@ -120,7 +116,7 @@ def _headlines(rows: Sequence[Row]) -> str:
         free_flow = did("free flow in place of equal steps", row.drop("average"), row.drop("last"))
         ours = did("under free flow, adding the paper’s components", row.recovery("average"), row.recovery("last"))
         said = [sentence for sentence in (free_flow, ours) if sentence]
-        if row.scored and said:
+        if row.scored and row.group.is_main and said:
             items.append(f"<li>{escape(f'{row.label} on {row.data_label}')}: {'; '.join(said)}.</li>")
     shown, rest = items[:SENTENCES_SHOWN], items[SENTENCES_SHOWN:]
     more = fold(f"{len(rest)} more", f"<ul>{''.join(rest)}</ul>") if rest else ""

@@ -148,11 +148,11 @@ def _class_sizes(runs: list[RunRecord], scored: str, name: str) -> str:
         plots.append(("The same, minus the same class under equal steps", paired))
     caption = (
         f"Accuracy ({name}) on each class after the last step: small dots are classes, large ones the mean over the "
-        "classes that arrived in steps of that size. On the left the age of a class is not held fixed. "
+        "classes that arrived in steps of that size. In the first figure the age of a class is not held fixed. "
     )
     if paired["data"]:
         caption += (
-            "The other figure takes each class in pairs, in the runs of one seed: the class and its place in the order "
+            "The second takes each class in pairs, in the runs of one seed: the class and its place in the order "
             "are the same, only the bounds of the steps differ. Below 0: the class suffered from free flow."
         )
     return figure("Do classes that arrived alone suffer?", plots, caption)
@@ -170,10 +170,15 @@ def _classifier(name: str) -> str:
 
 def what_was_run(contents: Contents) -> list[str]:
     """One sentence a method and data set, and how many runs are left out."""
-    parts = []
+    families: dict[tuple[str, str], list[Group]] = {}
     for group in contents.groups:
-        seeds = len({run.seeds for run in group.runs})
-        parts.append(f"{group.name}: {', '.join(settings_of(group.runs))}; {count(seeds, 'seed')}.")
+        families.setdefault((group.title, group.data_label), []).append(group)
+    parts = []
+    for (title, data), groups in families.items():
+        runs = [run for group in groups for run in group.runs]
+        seeds = count(len({run.seeds for run in runs}), "seed")
+        several = f"; {len(groups)} conditions: {'; '.join(group.label for group in groups)}" if groups[1:] else ""
+        parts.append(f"{title} on {data}: {', '.join(settings_of(runs))}; {seeds}{several}.")
     finished = sum(run.finished for run in contents.runs)
     unfinished = len(contents.runs) - finished
     left_out = f", {unfinished} unfinished and left out of every result" if unfinished else ""

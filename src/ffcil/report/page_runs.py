@@ -9,6 +9,7 @@ from html import escape
 from typing import Any
 
 from ffcil.metrics import average_accuracy, last_accuracy
+from ffcil.report.groups import count
 from ffcil.report.html import cell, fold, head, table, tbody
 from ffcil.report.records import RunRecord
 from ffcil.report.tables import NOTHING
@@ -17,7 +18,7 @@ from ffcil.report.tables import NOTHING
 def runs_table(runs: Sequence[RunRecord]) -> str:
     """A line a run, and below it the configuration, environment and commands, which open."""
     heads = [head("Run"), head("Setting"), head("Seeds"), head("Ā", "number"), head("A<sub>T</sub>", "number")]
-    heads += [head("Steps", "number"), head("Time", "number")]
+    heads.append(head("Time", "number"))
     return (
         '<h2 id="runs">Runs</h2><p class="small">Below each run is its folder: it opens the commands to make the run '
         "again, its configuration and environment. Accuracies are of the scored classifier. Three seeds are those of "
@@ -31,12 +32,11 @@ def _run(run: RunRecord, width: int) -> str:
     results: list[float | None] = [None, None]
     if run.finished and counts is not None:
         results = [average_accuracy(counts), last_accuracy(counts)]
-    steps = f"{len(run.sizes)}" if run.finished else f"{len(run.records)} of {len(run.sizes)}, unfinished"
+    steps = f"<small class='unfinished'>{len(run.records)} of {count(len(run.sizes), 'step')}, unfinished</small>"
     cells = [
         f"<th scope='row'>{escape(run.method_name)}<small>{escape(run.dataset)}</small></th>",
-        f"<td>{escape(run.setting)}</td><td>{escape(run.seed_label.split(' ')[1])}</td>",
+        f"<td>{escape(run.setting)}{'' if run.finished else steps}</td><td>{escape(run.seed_label.split(' ')[1])}</td>",
         *(cell(NOTHING if value is None else f"{value:.2f}", value) for value in results),
-        cell(steps, len(run.records), "" if run.finished else "unfinished"),
         cell(_duration(run), _seconds(run)),
     ]
     where = f"{run.folder.name}, on {run.device}"

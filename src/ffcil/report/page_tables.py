@@ -8,9 +8,10 @@ from html import escape
 from ffcil.report.ablation import Ablation, shown_name
 from ffcil.report.evidence import QUESTIONS, caution, evidence
 from ffcil.report.groups import count
-from ffcil.report.html import cell, classes, head, table, tbody
+from ffcil.report.html import cell, classes, fold, head, table, tbody
 from ffcil.report.parts import Parts
-from ffcil.report.statistics import LEVEL, Change
+from ffcil.report.records import CLASSIFIER_NAMES
+from ffcil.report.statistics import LEVEL, Change, bounds_text, signed
 from ffcil.report.tables import (
     METRICS,
     NOTHING,
@@ -32,31 +33,42 @@ def comparison(rows: Sequence[Row]) -> str:
     """Methods down; settings, each with three metrics, across. A narrow screen shows one metric at a time."""
     if not rows:
         return '<h2 id="comparison">Comparison</h2><p>No run to compare is finished yet.</p>'
+    main = [row for row in rows if row.group.is_main]
+    further = [row for row in rows if not row.group.is_main]
+    notes = "".join(f'<p class="small">{line}</p>' for line in escape(legend(rows)).split("\n"))
+    return (
+        f'<h2 id="comparison">Comparison</h2>{_comparison_table(main, "main-table")}'
+        + (fold(f"Other spectra and orders ({len(further)})", _comparison_table(further, "sweeps")) if further else "")
+        + notes.replace("A_T", "A<sub>T</sub>")
+    )
+
+
+def _comparison_table(rows: Sequence[Row], identity: str) -> str:
     settings = settings_in(rows)
     heads = [head("Method")]
     heads += [head(f"{escape(s)} {SYMBOLS[m]}", _column(m)) for s in settings for m in METRICS]
     heads.append(f'<th scope="col" class="number" title="runs of {escape(", ".join(settings))}">n</th>')
+    several = len({row.data_label for row in rows}) > 1
     lines = []
     for row in rows:
-        note = "" if row.scored else ", recorded beside the scored classifier"
-        cells = [_number_cell(m, row.number(s, m), _column(m)) for s in settings for m in METRICS]
-        counts = "".join(f"<div>{escape(runs_text(row.cells.get(s)))}</div>" for s in settings)
-        lines.append(
-            f"<tr{classes('' if row.scored else 'beside')}><th scope='row'>{escape(row.label)}"
-            f"<small>{escape(row.data_label)}{note}</small></th>{''.join(cells)}<td class='number'>{counts}</td></tr>"
-        )
+        cells = "".join(_number_cell(m, row.number(s, m), _column(m)) for s in settings for m in METRICS)
+        counts = " / ".join(escape(runs_text(row.cells.get(s))) for s in settings)
+        kind = classes("" if row.scored else "beside")
+        lines.append(f"<tr{kind}>{_row_head(row, several)}{cells}<td class='number'>{counts}</td></tr>")
     buttons = "".join(
         f'<button type="button" data-metric="{m}" aria-pressed="{"true" if m == "average" else "false"}">'
         f"{SYMBOLS[m]} {NAMES[m]}</button>"
         for m in METRICS
     )
-    notes = "".join(f'<p class="small">{line}</p>' for line in escape(legend(rows)).split("\n"))
-    return (
-        '<h2 id="comparison">Comparison</h2>'
-        f'<div class="switch" data-table="main-table" role="group" aria-label="Metric">{buttons}</div>'
-        f"{table(heads, tbody(lines), 'comparison', 'main-table')}"
-        f"{notes.replace('A_T', 'A<sub>T</sub>')}"
-    )
+    switch = f'<div class="switch" data-table="{identity}" role="group" aria-label="Metric">{buttons}</div>'
+    return switch + table(heads, tbody(lines), "comparison", identity)
+
+
+def _row_head(row: Row, with_data: bool) -> str:
+    """The method with its classifier, and in small print what else tells the row from others."""
+    below = [row.group.label, row.data_label if with_data else "", "" if row.scored else "not scored"]
+    name = f"{row.group.title}, {CLASSIFIER_NAMES.get(row.classifier, row.classifier)}"
+    return f"<th scope='row'>{escape(name)}{''.join(f'<small>{escape(text)}</small>' for text in below if text)}</th>"
 
 
 def _column(metric: Metric) -> str:
@@ -70,7 +82,7 @@ def _number_cell(metric: Metric, number: Number | None, kind: str = "") -> str:
 def _number(metric: Metric, number: Number | None) -> str:
     if number is None:
         return NOTHING
-    small = [f"±{number.std:.2f}"] if number.std is not None else []
+    small = [f"<span>±{number.std:.2f}</span>"] if number.std is not None else []
     if number.change is not None:
         versus = escape(f"against {number.change.versus}, {count(number.change.pairs, 'pair')}")
         kind = verdict(metric, number.change.value)
@@ -80,41 +92,55 @@ def _number(metric: Metric, number: Number | None) -> str:
 
 def evidence_table(rows: Sequence[Row]) -> str:
     """Every change of the comparison as paired differences: their mean, interval, and what may be said of them."""
-    lines = [_evidence_line(row, QUESTIONS[setting], metric, change) for row, setting, metric, change in evidence(rows)]
-    if not lines:
+    found: dict[tuple[Row, str], dict[Metric, Change]] = {}
+    for row, setting, metric, change in evidence(rows):
+        found.setdefault((row, setting), {})[metric] = change
+    if not found:
         return ""
-    heads = [head("Method"), head("Effect of"), head("on"), head("Difference", "number")]
-    heads += [head(f"{LEVEL:.0%} interval", "number"), head("Same sign", "number"), head("Answer")]
+    several = len({row.data_label for row in rows}) > 1
+    lines: dict[bool, list[str]] = {True: [], False: []}
+    for (row, setting), changes in found.items():
+        line = f"<tr>{_row_head(row, several)}<td>{QUESTIONS[setting]}</td>{_evidence_cells(changes)}</tr>"
+        lines[row.group.is_main and row.scored].append(line)
+    heads = [head("Method"), head("Effect of"), *(head(SYMBOLS[m], "number") for m in ("average", "last"))]
+    heads.append(head("Pairs", "number"))
+    rest = table(heads, tbody(lines[False]), "evidence") if lines[False] else ""
     worth = f"<b>{caution(rows)}</b> " if caution(rows) else ""
     return (
-        f'<h2 id="evidence">Is it real?</h2>{table(heads, tbody(lines), "evidence")}'
-        '<p class="small">Differences in points between runs with the same seeds: the class order and the first weights '
-        "are then the same, and a difference is not that of two draws. Intervals are bootstrap percentiles of the mean "
-        f"difference. {worth}“Same sign” counts the pairs whose difference has the sign of the mean.</p>"
+        f'<h2 id="evidence">Is it real?</h2>{table(heads, tbody(lines[True]), "evidence")}'
+        + (fold(f"Other classifiers, spectra and orders ({len(lines[False])})", rest) if rest else "")
+        + '<p class="small">Differences in points between runs with the same seeds: the class order and the first '
+        "weights are then the same, and a difference is not that of two draws. Below each: its "
+        f"{LEVEL:.0%} interval (bootstrap percentiles of the mean difference), whether that holds 0, and how many "
+        "pairs have the sign of the mean. "
+        f"{worth}</p>"
     )
 
 
-def _evidence_line(row: Row, question: str, metric: Metric, change: Change) -> str:
-    interval = change.interval
-    bounds = f"{interval[0]:+.2f} to {interval[1]:+.2f}" if interval else NOTHING
-    value = f'<b class="{verdict(metric, change.value)}">{change.value:+.2f}</b>'
-    return (
-        f"<tr><th scope='row'>{escape(row.label)}<small>{escape(row.data_label)}</small></th><td>{question}</td>"
-        f"<td>{SYMBOLS[metric]}</td>{cell(value, change.value)}"
-        f"{cell(bounds, interval[0] if interval else None)}"
-        f"{cell(f'{change.same_sign} of {change.pairs}', change.same_sign / change.pairs)}<td>{change.answer}</td></tr>"
-    )
+def _evidence_cells(changes: dict[Metric, Change]) -> str:
+    cells = []
+    for metric, change in changes.items():
+        interval = change.interval
+        bounds = f"<small>{bounds_text(interval)}</small>" if interval else ""
+        value = f'<b class="{verdict(metric, change.value)}">{signed(change.value)}</b>{bounds}'
+        signs = f"; {change.same_sign} of {change.pairs} alike" if change.pairs > 1 else ""
+        cells.append(cell(f"{value}<small>{change.told}{signs}</small>", change.value))
+    pairs = max(change.pairs for change in changes.values())
+    return "".join(cells) + cell(str(pairs), pairs)
 
 
 def ablation_table(made: Sequence[Ablation]) -> str:
     """A line for each method and choice of parts."""
     if not made:
         return ""
-    heads = [head("Method"), head("Parts"), head("CWM"), head("Alignment"), head("HA")]
+    heads = [head("Method"), head("Parts"), *(head(name, "part") for name in ("CWM", "Alignment", "HA"))]
     heads += [head(symbol, "number") for symbol in SYMBOLS.values()] + [head("n", "number")]
+    several = len({one.data_label for one in made}) > 1
     lines = []
     for one in made:
-        name = f"{escape(one.label)}<small>{escape(one.data_label)}</small>"
+        name = f"{escape(one.group.title)}, {CLASSIFIER_NAMES.get(one.classifier, escape(one.classifier))}"
+        below = [one.group.label, one.data_label if several else one.schedule_label]
+        name += "".join(f"<small>{escape(text)}</small>" for text in below if text)
         for parts, numbers in one.lines:
             cells = "".join(_number_cell(metric, numbers.numbers[metric]) for metric in METRICS)
             lines.append(
@@ -132,7 +158,7 @@ def _ticks(parts: Parts) -> str:
     def tick(on: bool) -> str:
         return '<span class="tick">✓</span>' if on else '<span class="cross">×</span>'
 
-    alignment = {"own": "as the method", "none": "none", "wa": "WA", "diwa": "DIWA"}[parts.alignment]
+    alignment = {"own": "own", "none": "none", "wa": "WA", "diwa": "DIWA"}[parts.alignment]
     lacks = [word for word, there in (("SF", parts.surrogates), ("identity", parts.identity)) if not there]
     without = f" <small>no {', no '.join(lacks)}</small>" if parts.ha and lacks else ""
-    return f"<td>{tick(parts.cwm)}</td><td>{alignment}</td><td>{tick(parts.ha)}{without}</td>"
+    return "".join(f"<td class='part'>{text}</td>" for text in (tick(parts.cwm), alignment, tick(parts.ha) + without))

@@ -90,13 +90,15 @@ class RunRecord:
 
     @property
     def setting(self) -> str:
-        """The paper's name for (schedule, with or without its components); `FF, CWM` where only some are on."""
+        """The paper's name for (schedule, with or without its components); `FF with CWM` where only some are on."""
         parts = self.parts.name
         if self.schedule not in ("Equ", "FF"):  # outside the paper's comparison: called what it is
-            return {"org": self.schedule, "ours": f"{self.schedule}, robust"}.get(parts, f"{self.schedule}, {parts}")
+            return {"org": self.schedule, "ours": f"{self.schedule}, robust"}.get(
+                parts, f"{self.schedule} with {parts}"
+            )
         if parts in ("org", "ours"):
             return {"Equ.org": "Equ.T"}.get(f"{self.schedule}.{parts}", f"{self.schedule}.{parts}")
-        return f"{self.schedule}, {parts}"
+        return f"{self.schedule} with {parts}"
 
     @property
     def scored(self) -> str | None:

@@ -154,7 +154,7 @@ def change_spec(rows: Sequence[Row], metric: Metric) -> Spec:
     """Bars: what free flow costs and what the components bring back, in points, with intervals over pairs of runs."""
     shown = [row for row in rows if row.scored and (row.drop(metric) or row.recovery(metric))]
     several = len({row.data_label for row in shown}) > 1
-    names = [_two_lines(row, several) for row in shown]
+    names = [_two_lines(r.group.title, [r.group.dataset if several else "", r.group.label]) for r in shown]
     traces = []
     for name, setting, of in (("free flow", "FF.org", Row.drop), ("framework", "FF.ours", Row.recovery)):
         changes = [of(row, metric) for row in shown]
@@ -162,10 +162,11 @@ def change_spec(rows: Sequence[Row], metric: Metric) -> Spec:
         spans = [
             (c.value - b[0], b[1] - c.value) if c and b else (0.0, 0.0) for c, b in zip(changes, bounds, strict=True)
         ]
-        error: Spec = {"type": "data", "symmetric": False, "thickness": 1.5, "width": 4}
-        error |= {"arrayminus": _numbers([s[0] for s in spans]), "array": _numbers([s[1] for s in spans])}
         bar: Spec = {"type": "bar", "orientation": "h", "y": names, "name": name, "marker": {"color": colour(setting)}}
-        bar |= {"x": [round(c.value, 4) if c else None for c in changes], "error_x": error}
+        bar |= {
+            "x": [round(c.value, 4) if c else None for c in changes],
+            "error_x": _whiskers([s[0] for s in spans], [s[1] for s in spans]),
+        }
         hover = "<b>%{y}</b><br>%{x:+.2f} points, %{customdata}<extra></extra>"
         traces.append(bar | {"customdata": [_pairs(c) for c in changes], "hovertemplate": hover})
     axes = {
@@ -177,9 +178,9 @@ def change_spec(rows: Sequence[Row], metric: Metric) -> Spec:
     return {"data": traces, "layout": _layout(110 + 56 * len(shown)) | axes}
 
 
-def _two_lines(row: Row, with_data: bool) -> str:
-    below = [text for text in (row.group.data_label if with_data else "", row.group.label) if text]
-    return escape(row.group.title) + "".join(f"<br><sub>{escape(text)}</sub>" for text in below)
+def _two_lines(title: str, below: Sequence[str]) -> str:
+    """A category's name: plotly breaks no lines by itself."""
+    return "<br>".join(escape(text) for text in (title, *below) if text)
 
 
 def _pairs(change: Change | None) -> str:
@@ -195,7 +196,8 @@ def sweep_spec(sweep: Sweep, metric: Metric) -> Spec:
     traces = []
     for setting in sweep.settings:
         numbers = [row.number(setting, metric) for _, row in sweep.points]
-        error = {"type": "data", "array": [n.std or 0 if n else 0 for n in numbers], "thickness": 1.2, "width": 3}
+        spread = [n.std or 0.0 if n else 0.0 for n in numbers]
+        error = _whiskers(spread, spread) | ({"color": colour(setting)} if sweep.field == "alpha" else {})
         trace: Spec = {"x": sweep.values, "y": [round(n.mean, 4) if n else None for n in numbers], "error_y": error}
         trace |= {"name": escape(setting), "legendgroup": setting, "customdata": [n.n if n else 0 for n in numbers]}
         hover = f"<b>{escape(setting)}</b>, {sweep.field} %{{x}}<br>%{{y:.2f}} %, n = %{{customdata}}<extra></extra>"
@@ -220,50 +222,40 @@ def sweep_spec(sweep: Sweep, metric: Metric) -> Spec:
 
 def cost_spec(made: Sequence[Cost], phase: str) -> Spec:
     """Time with parts of the framework over time without them; 1 costs nothing. Whiskers: the extreme pairs."""
-    several = len({cost.group.data_label for cost in made}) > 1
-    traces = []
-    for parts in dict.fromkeys(cost.parts for cost in made):
-        mine = [cost for cost in made if cost.parts == parts and cost.ratio(phase) is not None]
-        ratios = [cost.ratio(phase) or 0.0 for cost in mine]
-        spans = [cost.spread(phase) for cost in mine]
-        error: Spec = {"type": "data", "symmetric": False, "thickness": 1.5, "width": 4}
-        error |= {"arrayminus": _numbers([max(0.0, r - s[0]) for r, s in zip(ratios, spans, strict=True)])}
-        error |= {"array": _numbers([max(0.0, s[1] - r) for r, s in zip(ratios, spans, strict=True)])}
-        told = [
-            f"{sum(c.original[phase]) / c.pairs:.2f} s without, {sum(c.changed[phase]) / c.pairs:.2f} s with; "
-            f"{count(c.pairs, 'pair')}; {escape(', '.join(dict.fromkeys(c.devices)))}"
-            for c in mine
-        ]
-        bar: Spec = {"type": "bar", "orientation": "h", "x": _numbers(ratios), "error_x": error, "name": escape(parts)}
-        bar |= {"y": [_cost_name(cost, several) for cost in mine], "customdata": told}
-        bar |= {
-            "marker": {"color": colour({"CWM + DIWA": "FF.ours", "CWM + HA": "FF.ours"}.get(parts, f"FF, {parts}"))}
-        }
-        traces.append(bar | {"hovertemplate": "<b>%{y}</b><br>%{x:.3f} times<br>%{customdata}<extra></extra>"})
-    rows = sum(len(trace["x"]) for trace in traces)
+    mine = [cost for cost in made if cost.ratio(phase) is not None]
+    several = len({cost.group.data_label for cost in mine}) > 1
+    ratios = [cost.ratio(phase) or 0.0 for cost in mine]
+    spans = [cost.spread(phase) for cost in mine]
+    told = [
+        f"{sum(c.original[phase]) / c.pairs:.2f} s without, {sum(c.changed[phase]) / c.pairs:.2f} s with<br>"
+        f"{count(c.pairs, 'pair')} on {escape(', '.join(dict.fromkeys(c.devices)))}"
+        for c in mine
+    ]
+    below = [max(0.0, r - s[0]) for r, s in zip(ratios, spans, strict=True)]
+    above = [max(0.0, s[1] - r) for r, s in zip(ratios, spans, strict=True)]
+    bar: Spec = {"type": "bar", "orientation": "h", "x": _numbers(ratios), "error_x": _whiskers(below, above)}
+    bar |= {"y": [_cost_name(cost, several) for cost in mine], "customdata": told, "marker": {"color": colour("Equ.T")}}
+    bar |= {"hovertemplate": "<b>%{y}</b><br>%{x:.3f} times<br>%{customdata}<extra></extra>"}
+    one = {"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "yref": "paper"}
     axes = {
-        "xaxis": {"title": {"text": f"{phase} time, original = 1"}, "rangemode": "tozero"},
+        "xaxis": {"title": {"text": f"{phase}, original = 1"}, "rangemode": "tozero"},
         "yaxis": {"autorange": "reversed", "showgrid": False, "automargin": True},
-        "barmode": "group",
-        "shapes": [
-            {
-                "type": "line",
-                "x0": 1,
-                "x1": 1,
-                "y0": 0,
-                "y1": 1,
-                "yref": "paper",
-                "line": {"dash": "dot", "width": 1, "color": OTHER_COLOUR},
-            }
-        ],
+        "shapes": [one | {"line": {"dash": "dot", "width": 1, "color": OTHER_COLOUR}}],
+        "showlegend": False,
+        "bargap": 0.4,
     }
-    return {"data": traces, "layout": _layout(120 + 30 * rows) | axes}
+    return {"data": [bar], "layout": _layout(80 + 44 * len(mine), top=8) | axes}
 
 
 def _cost_name(cost: Cost, with_data: bool) -> str:
-    schedule = {"FF": "free flow", "Equ": "equal steps"}.get(cost.schedule, cost.schedule)
-    below = [text for text in (cost.group.data_label if with_data else "", cost.group.label, schedule) if text]
-    return escape(cost.group.title) + f"<br><sub>{escape(', '.join(below))}</sub>"
+    schedule = {"FF": "", "Equ": ", equal steps"}.get(cost.schedule, f", {cost.schedule}")
+    data = f", {cost.group.dataset}" if with_data else ""
+    return _two_lines(f"{cost.group.title}{data}{schedule}", [cost.parts])
+
+
+def _whiskers(below: Sequence[float], above: Sequence[float]) -> Spec:
+    error: Spec = {"type": "data", "symmetric": False, "thickness": 1.5, "width": 4, "color": OTHER_COLOUR}
+    return error | {"arrayminus": _numbers(below), "array": _numbers(above)}
 
 
 def _curve_trace(run: RunRecord, classifier: str, line: Spec, **more: Any) -> Spec:

@@ -45,15 +45,24 @@ class Change:
         return int(np.sum(np.sign(self.differences) == np.sign(self.value)))
 
     @property
-    def answer(self) -> str:
-        """Whether the difference is real, in words that do not say more than the pairs do."""
+    def told(self) -> str:
+        """Whether the difference is real, in words that say no more than the pairs do."""
         interval = self.interval
         if interval is None:
-            return "one pair: cannot be told"
-        few = f"; {self.pairs} pairs: an interval of little worth" if self.pairs < ENOUGH_PAIRS else ""
-        if interval[0] > 0 or interval[1] < 0:
-            return f"{'higher' if self.value > 0 else 'lower'}{few}"
-        return f"not told from 0{few}"
+            return "one pair"
+        if interval[0] <= 0 <= interval[1]:
+            return "may be 0"
+        return "differs from 0" if self.pairs >= ENOUGH_PAIRS else "too few pairs"
+
+
+def signed(value: float) -> str:
+    """`+1.25`, and never `-0.00`."""
+    return f"{round(value, 2) + 0.0:+.2f}"
+
+
+def bounds_text(interval: tuple[float, float]) -> str:
+    """`+0.25 to +1.50`"""
+    return f"{signed(interval[0])} to {signed(interval[1])}"
 
 
 def bootstrap_interval(differences: Sequence[float]) -> tuple[float, float]:

@@ -59,7 +59,7 @@ Cells = dict[str, Cell]
 Versus = Callable[[str], str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Row:
     """One method with one classifier on one dataset and number of steps: a cell a setting."""
 
@@ -92,7 +92,7 @@ class Row:
 
 
 def compare(runs: Sequence[RunRecord], classifier: str | None = None) -> list[Row]:
-    """One row per (dataset, number of steps, method, condition, classifier).
+    """One row per (dataset, number of steps, method, condition, classifier), further points of sweeps last.
 
     Only finished runs count, with the original method or the whole framework: `ablation` has those with parts of it.
     """
@@ -106,7 +106,7 @@ def compare(runs: Sequence[RunRecord], classifier: str | None = None) -> list[Ro
         for name in classifiers_of(whole):
             if classifier in (None, name):
                 rows.append(_row(group, [run for run in whole if name in run.tables], name))
-    return rows
+    return sorted(rows, key=lambda row: not row.group.is_main)
 
 
 def verdict(metric: Metric, value: float) -> Literal["better", "worse", "same"]:
@@ -159,14 +159,20 @@ def runs_text(cell: Cell | None) -> str:
 
 
 def terminal(rows: Sequence[Row]) -> Table:
-    """For the terminal: three metrics and the number of runs a row; what got worse is red, what got better green."""
+    """For the terminal: three metrics and the number of runs a row; what got worse is red, what got better green.
+
+    Of a sweep only its main point is shown.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     colours = {"better": "green", "worse": "red", "same": "dim"}
+    further = sum(not row.group.is_main for row in rows)
+    rows = [row for row in rows if row.group.is_main]
     settings = settings_in(rows)
-    table = Table(box=box.SIMPLE, caption=Text(legend(rows), style="dim"), caption_justify="left", padding=(0, 1, 0, 0))
+    told = f"{legend(rows)}\n{count(further, 'further row')}: other spectra and orders." if further else legend(rows)
+    table = Table(box=box.SIMPLE, caption=Text(told, style="dim"), caption_justify="left", padding=(0, 1, 0, 0))
     table.add_column("Method")
     table.add_column("")
     for setting in settings:
