@@ -24,7 +24,7 @@ def report(
     from ffcil.report.folder import write_report
     from ffcil.report.page import TITLE
     from ffcil.report.records import load_runs
-    from ffcil.report.tables import terminal
+    from ffcil.report.tables import legend, terminal
 
     contents = Contents.of(load_runs(folder))
     out = out or folder / "report"
@@ -39,8 +39,10 @@ def report(
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, highlight=False, markup=False)
 
+    said = legend(contents.rows) if contents.rows else ""
     for note in contents.notes:
-        say(note)
+        if note not in said:
+            say(note)
     for name, reason in contents.left_out.items():
         say(f"Left out, {name}: {reason}.")
     figures = sum(path.parent != out for path in written)
@@ -64,5 +66,6 @@ def compare(
     from rich.console import Console
 
     console = Console()
+    console.print(f"A: {a}\nB: {b}\n", soft_wrap=True, highlight=False, markup=False)
     for part in as_tables(found):
         console.print(part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,7 +30,7 @@ SYMBOLS: dict[Metric, str] = {"average": r"$\overline{A}$", "last": "$A_T$"}
 
 def plot_arrivals(arrivals: Arrivals, path: Path | str) -> Path:
     """Draw a schedule: new classes at every step as bars, classes seen so far as a line. The suffix is the format."""
-    figure = _new_figure(path, (6.4, 3.8))
+    figure = _new_figure([path], (6.4, 3.8))
     from matplotlib.ticker import MaxNLocator
 
     total, bars = figure.subplots(2, 1, sharex=True, height_ratios=[2, 3])
@@ -47,10 +47,10 @@ def plot_arrivals(arrivals: Arrivals, path: Path | str) -> Path:
     bars.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
     bars.yaxis.set_major_locator(MaxNLocator(integer=True))
     _plain(total, bars)
-    return _save(figure, path)
+    return _save(figure, [path])
 
 
-def plot_curves(runs: Sequence[RunRecord], path: Path | str) -> Path:
+def plot_curves(runs: Sequence[RunRecord], *paths: Path | str) -> Path:
     """Draw accuracy against classes seen, a panel per dataset and method, with the schedules below it.
 
     Thin lines are single runs, thick lines their mean; the classifier is the scored one. Only finished runs count.
@@ -60,14 +60,14 @@ def plot_curves(runs: Sequence[RunRecord], path: Path | str) -> Path:
         raise InputError("None of these runs is finished; finish one to draw its curve.")
     columns = min(3, len(groups))
     rows = -(-len(groups) // columns)
-    figure = _new_figure(path, (max(5.6, 4.2 * columns), 4.4 * rows))
+    figure = _new_figure(paths, (max(5.6, 4.2 * columns), 4.4 * rows))
     for panel, group in zip(np.ravel(figure.subfigures(rows, columns, squeeze=False)), groups, strict=False):
         schedules = distinct_schedules(group.runs)
         curves, schedule = panel.subplots(2, 1, sharex=True, height_ratios=[4, 1 + 0.15 * len(schedules)])
         _draw_curves(curves, group)
         _draw_schedules(schedule, schedules)
         _plain(curves, schedule)
-    return _save(figure, path)
+    return _save(figure, paths)
 
 
 def _draw_curves(axes: Axes, group: Group) -> None:
@@ -85,7 +85,7 @@ def _draw_curves(axes: Axes, group: Group) -> None:
     axes.set_ylabel("Accuracy on all classes seen (%)")
     axes.set_ylim(*accuracy_range(runs))
     axes.grid(axis="y", linewidth=0.5, alpha=0.4)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=8 if len(settings_of(runs)) < 5 else 6.5)
 
 
 def _draw_schedules(axes: Axes, schedules: dict[str, RunRecord]) -> None:
@@ -100,10 +100,10 @@ def _draw_schedules(axes: Axes, schedules: dict[str, RunRecord]) -> None:
     axes.set_xlabel("Classes seen (each bar above is a step)")
 
 
-def plot_changes(rows: Sequence[Row], path: Path | str) -> Path:
+def plot_changes(rows: Sequence[Row], *paths: Path | str) -> Path:
     """Draw drop and recovery of every scored row: bars are means, dots pairs of runs, whiskers intervals."""
     shown = [row for row in rows if row.scored and (row.drop("last") or row.recovery("last"))]
-    figure = _new_figure(path, (9.6, 1.4 + 0.62 * len(shown)))
+    figure = _new_figure(paths, (9.6, 1.4 + 0.62 * len(shown)))
     panels: list[Axes] = list(figure.subplots(1, 2, sharey=True))
     for axes, (metric, symbol) in zip(panels, SYMBOLS.items(), strict=True):
         for k, (setting, of, name) in enumerate((("FF.org", Row.drop, "drop"), ("FF.ours", Row.recovery, "recovery"))):
@@ -123,20 +123,22 @@ def plot_changes(rows: Sequence[Row], path: Path | str) -> Path:
     panels[0].set_yticks(range(len(shown)), [f"{row.label}\n{row.data_label}" for row in shown], fontsize=8)
     panels[0].invert_yaxis()
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False, fontsize=8)
-    return _save(figure, path)
+    return _save(figure, paths)
 
 
-def plot_sweeps(sweeps: Sequence[Sweep], path: Path | str) -> Path:
+def plot_sweeps(sweeps: Sequence[Sweep], *paths: Path | str) -> Path:
     """Draw accuracy at every value of a field, a row a method: lines for alpha, bars for the order."""
-    figure = _new_figure(path, (8.4, 3.1 * len(sweeps)))
+    figure = _new_figure(paths, (8.4, 0.3 + 3.1 * len(sweeps)))
+    known: dict[str, Any] = {}
     for panels, sweep in zip(figure.subplots(len(sweeps), 2, squeeze=False), sweeps, strict=True):
         for axes, (metric, symbol) in zip(panels, SYMBOLS.items(), strict=True):
             _draw_sweep(axes, sweep, metric)
             axes.set(xlabel=sweep.field, ylabel=f"{symbol} (%)")
             axes.set_title(sweep.title, fontsize=8)
             _plain(axes)
-        panels[0].legend(frameon=False, fontsize=8)
-    return _save(figure, path)
+        known |= dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
+    figure.legend(known.values(), known, loc="outside upper right", ncols=len(known), frameon=False, fontsize=8)
+    return _save(figure, paths)
 
 
 def _draw_sweep(axes: Axes, sweep: Sweep, metric: Metric) -> None:
@@ -157,9 +159,9 @@ def _draw_sweep(axes: Axes, sweep: Sweep, metric: Metric) -> None:
     axes.set_xticks(places, [f"{value:g}" if isinstance(value, float) else str(value) for value in sweep.values])
 
 
-def plot_costs(costs: Sequence[Cost], path: Path | str) -> Path:
+def plot_costs(costs: Sequence[Cost], *paths: Path | str) -> Path:
     """Draw training and testing time with parts of the framework over the time without them; dots are pairs of runs."""
-    figure = _new_figure(path, (9.6, 1.4 + 0.4 * len(costs)))
+    figure = _new_figure(paths, (9.6, 1.4 + 0.4 * len(costs)))
     panels: list[Axes] = list(figure.subplots(1, 2, sharey=True))
     for axes, phase in zip(panels, PHASES, strict=True):
         for place, cost in enumerate(costs):
@@ -172,17 +174,15 @@ def plot_costs(costs: Sequence[Cost], path: Path | str) -> Path:
         axes.axvline(1, color="0.3", linewidth=0.8, linestyle=":")
         axes.set_xlabel(f"{phase.capitalize()} time, original = 1")
         _plain(axes)
-    labels = [
-        f"{c.group.title}{f' ({c.group.label})' if c.group.label else ''}, {c.schedule}: {c.parts}" for c in costs
-    ]
+    labels = [f"{c.group.title}, {c.group.dataset}, {c.schedule}\n{c.parts}" for c in costs]
     panels[0].set_yticks(range(len(costs)), labels, fontsize=8)
     panels[0].invert_yaxis()
-    return _save(figure, path)
+    return _save(figure, paths)
 
 
-def plot_memory(runs: Sequence[RunRecord], path: Path | str) -> Path:
+def plot_memory(runs: Sequence[RunRecord], *paths: Path | str) -> Path:
     """Draw, for runs of one seed, the accuracy after each step (down) on the classes of each step so far (across)."""
-    figure = _new_figure(path, (3.1 * len(runs) + 0.9, 3.4))
+    figure = _new_figure(paths, (3.1 * len(runs) + 0.9, 3.4))
     panels = np.ravel(figure.subplots(1, len(runs), squeeze=False))
     for axes, run in zip(panels, runs, strict=True):
         table = run.tables[str(run.scored)]
@@ -191,12 +191,12 @@ def plot_memory(runs: Sequence[RunRecord], path: Path | str) -> Path:
         axes.set(xlabel="classes of step", ylabel="after step")
         axes.set_title(f"{run.method_name}, {run.setting}, {run.seed_label}", fontsize=9)
     figure.colorbar(image, ax=list(panels), label="Accuracy (%)", shrink=0.8)
-    return _save(figure, path)
+    return _save(figure, paths)
 
 
-def plot_class_sizes(groups: Sequence[Group], path: Path | str) -> Path:
+def plot_class_sizes(groups: Sequence[Group], *paths: Path | str) -> Path:
     """Draw accuracy by the size of a class's step, and beside it the same minus the same class under equal steps."""
-    figure = _new_figure(path, (8.4, 3.1 * len(groups)))
+    figure = _new_figure(paths, (8.4, 3.1 * len(groups)))
     for panels, group in zip(figure.subplots(len(groups), 2, squeeze=False), groups, strict=True):
         scored = classifiers_of(group.runs)[0]
         points = class_points(group.runs, scored)
@@ -212,7 +212,7 @@ def plot_class_sizes(groups: Sequence[Group], path: Path | str) -> Path:
             _plain(axes)
         panels[1].axhline(0, color="0.3", linewidth=0.8)
         panels[0].legend(frameon=False, fontsize=8)
-    return _save(figure, path)
+    return _save(figure, paths)
 
 
 def one_seed(runs: Iterable[RunRecord]) -> list[RunRecord]:
@@ -234,9 +234,10 @@ def _arrivals_title(arrivals: Arrivals) -> str:
     return f"{', '.join(made)}: {sum(arrivals.sizes)} classes in {len(arrivals.sizes)} steps"
 
 
-def _new_figure(path: Path | str, size: tuple[float, float]) -> Figure:
-    if Path(path).suffix.lower() not in FORMATS:
-        raise InputError(f"Cannot draw {path}: the name must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")
+def _new_figure(paths: Sequence[Path | str], size: tuple[float, float]) -> Figure:
+    for path in paths:
+        if Path(path).suffix.lower() not in FORMATS:
+            raise InputError(f"Cannot draw {path}: the name must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -246,13 +247,14 @@ def _new_figure(path: Path | str, size: tuple[float, float]) -> Figure:
     return figure
 
 
-def _save(figure: Figure, path: Path | str) -> Path:
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The date is left out so that the same runs give the same file.
-    dated = {".svg": "Date", ".pdf": "CreationDate"}.get(path.suffix.lower())
-    figure.savefig(path, dpi=160, metadata={dated: None} if dated else None)
-    return path
+def _save(figure: Figure, paths: Sequence[Path | str]) -> Path:
+    for path in map(Path, paths):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The date is left out so that the same runs give the same file.
+        dated = {".svg": "Date", ".pdf": "CreationDate"}.get(path.suffix.lower())
+        figure.savefig(path, dpi=160, metadata={dated: None} if dated else None)
+        figure.set_layout_engine("none")  # the layout is found, which is half of the work
+    return Path(paths[0])
 
 
 def _plain(*axes: Axes) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ffcil.report import ablation, tables
+from ffcil.report.ablation import csv as ablation_csv
+from ffcil.report.ablation import markdown as ablation_markdown
 from ffcil.report.contents import Contents
 from ffcil.report.evidence import evidence_csv, evidence_markdown
 from ffcil.report.figures import (
@@ -22,6 +23,7 @@ from ffcil.report.figures import (
 from ffcil.report.groups import Group
 from ffcil.report.latex import latex, latex_ablation
 from ffcil.report.page import TITLE, write_page
+from ffcil.report.tables import csv, markdown
 
 FIGURE_FORMATS = ("svg", "png")
 
@@ -38,12 +40,12 @@ def _write_tables(contents: Contents, out: Path) -> list[Path]:
     texts: dict[str, str] = {}
     if contents.rows:
         rows = contents.rows
-        texts |= {"table.md": tables.markdown(rows), "table.tex": latex(rows), "table.csv": tables.csv(rows)}
+        texts |= {"table.md": markdown(rows), "table.tex": latex(rows), "table.csv": csv(rows)}
     if contents.changed:
         texts |= {"evidence.md": evidence_markdown(contents.rows), "evidence.csv": evidence_csv(contents.rows)}
     if contents.ablations:
         made = contents.ablations
-        texts |= {"ablation.md": ablation.markdown(made), "ablation.csv": ablation.csv(made)}
+        texts |= {"ablation.md": ablation_markdown(made), "ablation.csv": ablation_csv(made)}
         texts["ablation.tex"] = latex_ablation(made)
     for name, text in texts.items():
         (out / name).write_text(text, encoding="utf-8")
@@ -51,12 +53,13 @@ def _write_tables(contents: Contents, out: Path) -> list[Path]:
 
 
 def _write_figures(contents: Contents, folder: Path) -> list[Path]:
-    drawn: dict[str, Callable[[Path], Path]] = {}
+    drawn: dict[str, Callable[..., Path]] = {}
     by_data: dict[str, list[Group]] = {}
     for group in contents.groups:
         by_data.setdefault(group.data_label, []).append(group)
-        runs = one_seed(run for run in group.runs if run.scored in run.tables)
-        drawn[f"forgetting-{_slug(group.name)}"] = partial(plot_memory, runs)
+        if group.is_main:
+            runs = one_seed(run for run in group.runs if run.scored in run.tables)
+            drawn[f"forgetting-{_slug(group.name)}"] = partial(plot_memory, runs)
     for data, groups in by_data.items():
         runs = [run for group in groups for run in group.runs]
         drawn[f"curves-{_slug(data)}"] = partial(plot_curves, list(dict.fromkeys(runs)))
@@ -70,7 +73,12 @@ def _write_figures(contents: Contents, folder: Path) -> list[Path]:
             drawn[name] = partial(plot_sweeps, sweeps)
     if contents.costs:
         drawn["overhead"] = partial(plot_costs, contents.costs)
-    return [draw(folder / f"{name}.{suffix}") for name, draw in drawn.items() for suffix in FIGURE_FORMATS]
+    written = []
+    for name, draw in drawn.items():
+        paths = [folder / f"{name}.{suffix}" for suffix in FIGURE_FORMATS]
+        draw(*paths)
+        written += paths
+    return written
 
 
 def _slug(name: str) -> str:

@@ -44,7 +44,8 @@ def across_methods(contents: Contents) -> str:
     parts.append(_sweeps("alpha", "Spectrum: alpha", contents.alphas))
     parts.append(_sweeps("order", "Order of arrival", contents.orders))
     if contents.costs:
-        plots = [(f"{phase.capitalize()} time", cost_spec(contents.costs, phase)) for phase in PHASES]
+        timed = [phase for phase in PHASES if any(cost.ratio(phase) for cost in contents.costs)]
+        plots = [(f"{phase.capitalize()} time", cost_spec(contents.costs, phase)) for phase in timed]
         parts.append(
             '<h2 id="overhead">Overhead</h2>'
             + figure(

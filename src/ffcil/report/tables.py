@@ -135,8 +135,10 @@ def legend(rows: Sequence[Row]) -> str:
         "Ā: accuracy averaged over the steps; A_T: accuracy after the last step; F: forgetting (lower is better). "
         f"All in percent, mean ± sample standard deviation over n runs.{arrows}"
     )
-    notes = dict.fromkeys(note for row in rows for note in (*row.group.notes, seeds_text(row.group)))
-    return "\n".join([meaning, *notes])
+    of_group = {row.group.name: seeds_text(row.group) for row in rows}
+    seeds = [f"{name}: {text}" for name, text in of_group.items()] if len(set(of_group.values())) > 1 else []
+    repeated = [note for row in rows for note in row.group.notes]
+    return "\n".join([meaning, *dict.fromkeys([*(seeds or of_group.values()), *repeated])])
 
 
 def seeds_text(group: Group) -> str:
@@ -144,9 +146,9 @@ def seeds_text(group: Group) -> str:
     kinds = ("class", "arrival", "training")
     varied = [kind for k, kind in enumerate(kinds) if len({run.seeds[k] for run in group.runs}) > 1]
     if not varied:
-        return "One seed: no deviation over seeds."
+        return "one seed."
     fixed = ", ".join(kind for kind in kinds if kind not in varied)
-    return f"Seeds that vary: {', '.join(varied)}{f'; fixed: {fixed}' if fixed else ''}."
+    return f"seeds that vary: {', '.join(varied)}{f'; fixed: {fixed}' if fixed else ''}."
 
 
 def runs_text(cell: Cell | None) -> str:
