@@ -48,7 +48,7 @@ class Contents:
     @property
     def uneven(self) -> list[Group]:
         """Groups in which classes arrived in steps of different sizes."""
-        return [group for group in self.groups if len({size for run in group.runs for size in run.sizes}) > 1]
+        return [group for group in self.groups if group.is_uneven]
 
     @property
     def left_out(self) -> dict[str, str]:

@@ -44,6 +44,12 @@ class Group:
         return len(self.runs[0].sizes)
 
     @property
+    def is_uneven(self) -> bool:
+        """Whether classes arrived in steps of clearly different sizes: an equal split differs by one at most."""
+        sizes = {size for run in self.runs for size in run.sizes}
+        return max(sizes) - min(sizes) > 1
+
+    @property
     def title(self) -> str:
         return self.runs[0].method_name
 

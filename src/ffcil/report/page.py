@@ -14,7 +14,7 @@ from ffcil.report.page_figures import across_methods, by_method, what_was_run
 from ffcil.report.page_runs import runs_table
 from ffcil.report.page_tables import ablation_table, comparison, evidence_table
 from ffcil.report.records import RunRecord, settings_of
-from ffcil.report.statistics import Change
+from ffcil.report.statistics import LEVEL, Change
 from ffcil.report.tables import Row, arrow
 
 TITLE = "Free-flow class-incremental learning"
@@ -51,7 +51,7 @@ def write_page(
         across_methods(contents),
         ablation_table(contents.ablations),
         by_method(contents.groups),
-        runs_table(contents.runs),
+        runs_table(contents.runs, contents.groups),
         _about(contents, command),
     ]
     body = "\n".join(section for section in sections if section)
@@ -120,7 +120,11 @@ def _headlines(rows: Sequence[Row]) -> str:
             items.append(f"<li>{escape(f'{row.label} on {row.data_label}')}: {'; '.join(said)}.</li>")
     shown, rest = items[:SENTENCES_SHOWN], items[SENTENCES_SHOWN:]
     more = fold(f"{len(rest)} more", f"<ul>{''.join(rest)}</ul>") if rest else ""
-    return f"<ul>{''.join(shown)}</ul>{more}" if items else ""
+    note = (
+        f'<p class="small">In brackets: whether the {LEVEL:.0%} interval of the difference, over runs with the same '
+        "seeds, holds 0; <a href='#evidence'>Is it real?</a> has the intervals.</p>"
+    )
+    return f"<ul>{''.join(shown)}</ul>{more}{note}" if items else ""
 
 
 def _meanings(runs: Sequence[RunRecord]) -> str:

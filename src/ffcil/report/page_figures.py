@@ -106,7 +106,7 @@ def _group(group: Group) -> str:
             figure("Accuracy against classes seen", curves, caption),
             _schedules(runs),
             _memory([run for run in runs if scored in run.tables], name),
-            _class_sizes(runs, scored, name),
+            _class_sizes(runs, scored, name) if group.is_uneven else "",
         )
     )
 

@@ -9,38 +9,45 @@ from html import escape
 from typing import Any
 
 from ffcil.metrics import average_accuracy, last_accuracy
-from ffcil.report.groups import count
+from ffcil.report.groups import Group, count
 from ffcil.report.html import cell, fold, head, table, tbody
 from ffcil.report.records import RunRecord
 from ffcil.report.tables import NOTHING
 
 
-def runs_table(runs: Sequence[RunRecord]) -> str:
+def runs_table(runs: Sequence[RunRecord], groups: Sequence[Group]) -> str:
     """A line a run, and below it the configuration, environment and commands, which open."""
+    several = len({run.dataset for run in runs}) > 1
+    lines = []
+    for run in runs:
+        conditions = [group.label for group in groups if run in group.runs]
+        below = [run.dataset if several else "", conditions[0] if len(conditions) == 1 else ""]
+        lines.append(_run(run, [text for text in below if text]))
     heads = [head("Run"), head("Setting"), head("Seeds"), head("Ā", "number"), head("A<sub>T</sub>", "number")]
     heads.append(head("Time", "number"))
     return (
         '<h2 id="runs">Runs</h2><p class="small">Below each run is its folder: it opens the commands to make the run '
         "again, its configuration and environment. Accuracies are of the scored classifier. Three seeds are those of "
         "the class order, the arrivals and the training; one stands for all three where they are the same.</p>"
-        f"{table(heads, ''.join(_run(run, len(heads)) for run in runs), 'runs')}"
+        f"{table(heads, ''.join(lines), 'runs')}"
     )
 
 
-def _run(run: RunRecord, width: int) -> str:
+def _run(run: RunRecord, below: Sequence[str]) -> str:
+    """`below`: what tells it from others of its method, setting and seeds."""
     counts = run.tables.get(run.scored or "")
     results: list[float | None] = [None, None]
     if run.finished and counts is not None:
         results = [average_accuracy(counts), last_accuracy(counts)]
     steps = f"<small class='unfinished'>{len(run.records)} of {count(len(run.sizes), 'step')}, unfinished</small>"
     cells = [
-        f"<th scope='row'>{escape(run.method_name)}<small>{escape(run.dataset)}</small></th>",
+        f"<th scope='row'>{escape(run.method_name)}{''.join(f'<small>{escape(text)}</small>' for text in below)}</th>",
         f"<td>{escape(run.setting)}{'' if run.finished else steps}</td><td>{escape(run.seed_label.split(' ')[1])}</td>",
         *(cell(NOTHING if value is None else f"{value:.2f}", value) for value in results),
         cell(_duration(run), _seconds(run)),
     ]
     where = f"{run.folder.name}, on {run.device}"
-    more = f"<tr class='more'><td colspan='{width}'>{fold(where, _how(run))}</td></tr>"
+    more = f"<tr class='more'><td colspan='6'>{fold(where, _how(run))}</td></tr>"
     return tbody([f"<tr>{''.join(cells)}</tr>", more])
 
 

@@ -136,9 +136,10 @@ def legend(rows: Sequence[Row]) -> str:
         f"All in percent, mean ± sample standard deviation over n runs.{arrows}"
     )
     of_group = {row.group.name: seeds_text(row.group) for row in rows}
-    seeds = [f"{name}: {text}" for name, text in of_group.items()] if len(set(of_group.values())) > 1 else []
+    alike = len(set(of_group.values())) < 2
+    seeds = [text.capitalize() if alike else f"{name}: {text}" for name, text in of_group.items()]
     repeated = [note for row in rows for note in row.group.notes]
-    return "\n".join([meaning, *dict.fromkeys([*(seeds or of_group.values()), *repeated])])
+    return "\n".join([meaning, *dict.fromkeys([*seeds, *repeated])])
 
 
 def seeds_text(group: Group) -> str:
