@@ -305,3 +305,11 @@ def test_the_command_says_what_it_left_out(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "report" / "report.html").as_uri() in said
     again = CliRunner().invoke(app, ["report", str(tmp_path / "runs")])  # its own files are no runs
     assert again.output == said
+
+
+def test_runs_from_other_images_are_not_passed_off_as_one(tmp_path: Path) -> None:
+    for setting, sample in (("Equ.T", "abc"), ("FF.org", "xyz")):
+        folder = write_run(tmp_path / setting, setting, 0, random_hits(setting, 0), classifiers=ONE)
+        (folder / "data.json").write_text(json.dumps({"sample": sample}))
+    (note,) = Contents.of(load_runs(tmp_path)).notes
+    assert note.startswith("Caution: FF.org and Equ.T have the same class order and other images")

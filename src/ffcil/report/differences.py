@@ -12,7 +12,7 @@ from ffcil.errors import InputError
 from ffcil.metrics import curve
 from ffcil.report.groups import count, differing_fields
 from ffcil.report.records import CLASSIFIER_NAMES, RunRecord
-from ffcil.report.statistics import Change, bounds_text, signed
+from ffcil.report.statistics import ENOUGH_PAIRS, LEVEL, Change, bounds_text, signed
 from ffcil.report.tables import METRICS, NOTHING, SYMBOLS, Metric, verdict
 
 if TYPE_CHECKING:
@@ -54,10 +54,19 @@ class Differences:
         return [(a, b) for a, b in both if a is not None and b is not None and not np.isnan(a) and not np.isnan(b)]
 
     def steps(self, classifier: str) -> list[list[tuple[float, float]]]:
-        """For every step that all runs have finished: A's and B's accuracy, of every pair."""
+        """For every step that all runs have finished: A's and B's accuracy, of every pair with test images."""
         curves = [tuple(curve(run.tables[classifier]) for run in pair) for pair in self.pairs]
         last = min(len(line) for pair in curves for line in pair)
-        return [[(a[step], b[step]) for a, b in curves] for step in range(last)]
+        by_step = [[(a[step], b[step]) for a, b in curves] for step in range(last)]
+        return [[pair for pair in values if not np.isnan(pair).any()] for values in by_step]
+
+    def seen(self, classifier: str, step: int) -> str:
+        """How many classes A and B had seen after a step (from 1): `5`, `2 to 9` over seeds, `5 / 2 to 9` for both."""
+        texts = []
+        for side in (0, 1):
+            counts = [pair[side].tables[classifier].seen[step - 1] for pair in self.pairs]
+            texts.append(f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}")
+        return texts[0] if texts[0] == texts[1] else " / ".join(texts)
 
     def seconds(self, phase: str) -> tuple[float, float]:
         """A's and B's seconds of a phase, the mean over runs."""
@@ -161,8 +170,7 @@ def _part_json(part: Differences) -> dict[str, Any]:
     classifiers = {}
     for classifier in part.classifiers:
         steps = [
-            {"step": k, "a": _mean(pairs, 0), "b": _mean(pairs, 1), "difference": _mean(pairs, 1) - _mean(pairs, 0)}
-            for k, pairs in enumerate(part.steps(classifier), start=1)
+            {"step": step} | (_change_json(values) or {}) for step, values in enumerate(part.steps(classifier), start=1)
         ]
         summary = {metric: _change_json(part.values(classifier, metric)) for metric in METRICS}
         classifiers[classifier] = {"summary": summary, "steps": steps}
@@ -205,6 +213,8 @@ def as_tables(found: Comparison) -> Iterator[RenderableType]:
         yield _config_table(part)
         for classifier in part.classifiers:
             yield _result_table(part, classifier)
+        if 1 < len(part.pairs) < ENOUGH_PAIRS:
+            yield Text(f"With fewer than {ENOUGH_PAIRS} pairs an interval is of little worth.", style="dim")
         yield _time_table(part)
     for name, runs in (("A", found.only_a), ("B", found.only_b)):
         if runs:
@@ -232,7 +242,7 @@ def _result_table(part: Differences, classifier: str) -> RenderableType:
     name = CLASSIFIER_NAMES.get(classifier, classifier)
     scored = " (scored)" if classifier == part.pairs[0][0].scored else ""
     table = Table(title=f"Accuracy in percent, {name}{scored}", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for column in ("", "A", "B", "B - A", "95% interval"):
+    for column in ("", "A", "B", "B - A", f"{LEVEL:.0%} interval"):
         table.add_column(column, justify="left" if column == "" else "right")
     colours = {"better": "green", "worse": "red", "same": "dim"}
 
@@ -248,15 +258,7 @@ def _result_table(part: Differences, classifier: str) -> RenderableType:
     for metric in METRICS:
         add(SYMBOLS[metric], metric, part.values(classifier, metric))
     for step, values in enumerate(part.steps(classifier), start=1):
-        known = [pair for pair in values if not np.isnan(pair).any()]
-        seen = [
-            dict.fromkeys(run.tables[classifier].seen[step - 1] for run in side)
-            for side in zip(*part.pairs, strict=True)
-        ]
-        classes = (
-            " / ".join(",".join(map(str, side)) for side in seen) if seen[0] != seen[1] else ",".join(map(str, seen[0]))
-        )
-        add(f"step {step}, {classes} classes", "last", known)
+        add(f"step {step}, {part.seen(classifier, step)} classes", "last", values)
     return table
 
 

@@ -164,6 +164,14 @@ def _group(runs: list[tuple[RunRecord, dict[str, Any]]], key: dict[str, Any]) ->
                 f"{run.folder.name} repeats {first.folder.name} ({run.method_name}, {run.setting}, {run.seed_label}) "
                 "and is left out of every result."
             )
+    images: dict[int, RunRecord] = {}
+    for run in kept.values():
+        other = images.setdefault(run.seeds[0], run)
+        if None not in (run.images, other.images) and run.images != other.images:
+            notes.append(
+                f"Caution: {run.folder.name} and {other.folder.name} have the same class order and other images; "
+                "report them apart, each from a folder of its own."
+            )
     return Group(tuple(run for run, _ in runs if run in kept.values()), key, tuple(notes))
 
 

@@ -35,7 +35,7 @@ def latex(rows: Sequence[Row]) -> str:
     width = len(settings) * len(SHOWN)
     across = min(DATA_SETS_ACROSS, max((len(data) for data, _ in _blocks(rows)), default=1))
     lines = [
-        "% \\usepackage{booktabs,xcolor,graphicx}",
+        "% \\usepackage{booktabs,xcolor}",
         *(f"% {line}" for line in legend(rows).split("\n")),
         f"\\begin{{tabular}}{{@{{}}l*{{{width * across}}}{{c}}@{{}}}}",
         "\\toprule",

@@ -43,6 +43,8 @@ class RunRecord:
     tables: dict[str, CountTable]
     """The count table of each classifier, over the finished steps. Empty before the first step is finished."""
     finished: bool
+    images: str | None = None
+    """What tells its images, in its class order, from others; None where the folder does not say."""
 
     @property
     def dataset(self) -> str:
@@ -147,6 +149,7 @@ def load_run(folder: Path | str) -> RunRecord:
         environment=_fields(environment) if environment.exists() else {},
         tables=_read_tables(folder / "counts", [int(size) for size in arrivals["sizes"][: len(records)]]),
         finished=finished,
+        images=_fields(folder / "data.json").get("sample") if (folder / "data.json").exists() else None,
     )
 
 
