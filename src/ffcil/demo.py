@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import shlex
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -127,8 +126,7 @@ def run_demo(method: str, seeds: int, out: Path, overrides: Mapping[str, Any], j
     runs = [load_run(folder) for folder in folders.values()]
     console.print(terminal(compare(runs)))
     page = out / "report.html"
-    again = shlex.join(["ffcil", "report", str(out)])
-    write_page(runs, page, title=f"ffcil demo: {runs[0].method_name} under free flow", command=again)
+    write_page(runs, page, title=f"ffcil demo: {runs[0].method_name} under free flow")
     console.print(
         f"Open {page.resolve().as_uri()}  ({time.perf_counter() - start:.0f} s)",
         soft_wrap=True,

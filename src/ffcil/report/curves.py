@@ -13,7 +13,13 @@ from ffcil.report.records import RunRecord
 Floats = NDArray[np.float64]
 
 SETTING_COLOURS = {"Equ.T": "#3f8fd2", "FF.org": "#e0662f", "FF.ours": "#12a17a", "Equ.ours": "#a874c9"}
-PART_COLOURS = {"CWM": "#c9a227", "CWM + HA without surrogates": "#d45087", "CWM + HA without identity": "#6a7fdb"}
+PART_COLOURS = {
+    "CWM": "#c9a227",
+    "DIWA": "#9c6b3f",
+    "HA": "#9c6b3f",
+    "CWM + HA without surrogates": "#d45087",
+    "CWM + HA without identity": "#6a7fdb",
+}
 OTHER_COLOUR = "#8a8f98"
 
 

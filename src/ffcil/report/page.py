@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
@@ -34,7 +36,8 @@ def write_page(
 ) -> Path:
     """Write the report of these runs as one HTML file that needs nothing else.
 
-    Unfinished runs are listed, and left out of every result. `command` is what makes the page again.
+    Unfinished runs are listed, and left out of every result. `command` is what makes the page again; None: a report of
+    the folder that holds all of the runs.
     """
     from plotly.offline import get_plotlyjs
 
@@ -134,6 +137,8 @@ def _meanings(runs: Sequence[RunRecord]) -> str:
 
 def _about(contents: Contents, command: str | None) -> str:
     """What was left out and why, and how to make the page again."""
+    if command is None and contents.runs:
+        command = shlex.join(["ffcil", "report", os.path.commonpath([run.folder.parent for run in contents.runs])])
     notes = "".join(f"<li>{escape(note)}</li>" for note in contents.notes)
     missing = "".join(f"<li>{escape(name)}: {escape(reason)}.</li>" for name, reason in contents.left_out.items())
     return (
