@@ -1,1 +1,1 @@
-"""The commands, by subject; `ffcil.cli` attaches them."""
+"""The commands, a file each; `ffcil.cli` attaches them."""

@@ -206,12 +206,13 @@ def plot_class_sizes(groups: Sequence[Group], *paths: Path | str) -> Path:
                 means = mean_by_size(mine, paired)
                 heights = [mean for mean, _ in means.values()]
                 axes.plot(list(means), heights, "o-", color=colour(setting), markersize=4, label=setting)
-            axes.set_title(f"{group.method_label(scored)}, {group.data_label}", fontsize=8)
             axes.set_xlabel("New classes in the step of the class")
             axes.set_ylabel("Minus equal steps (points)" if paired else "Accuracy at the end (%)")
             _plain(axes)
+        panels[0].set_title(f"{group.method_label(scored)}\n{group.data_label}", fontsize=8)
+        panels[1].set_title("the same, minus the same class under equal steps", fontsize=8)
         panels[1].axhline(0, color="0.3", linewidth=0.8)
-        panels[0].legend(frameon=False, fontsize=8)
+        panels[0].legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=7)
     return _save(figure, paths)
 
 

@@ -63,7 +63,7 @@ def _write_figures(contents: Contents, folder: Path) -> list[Path]:
     for data, groups in by_data.items():
         runs = [run for group in groups for run in group.runs]
         drawn[f"curves-{_slug(data)}"] = partial(plot_curves, list(dict.fromkeys(runs)))
-        uneven = [group for group in groups if group in contents.uneven]
+        uneven = [group for group in groups if group.is_uneven and group.is_main]
         if uneven:
             drawn[f"class-sizes-{_slug(data)}"] = partial(plot_class_sizes, uneven)
     if contents.changed:
