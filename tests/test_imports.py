@@ -30,16 +30,24 @@ LAYERS = [
     ["methods"],
     ["progress"],
     ["run"],
+    ["report.parts", "report.statistics"],
     ["report.records"],
+    ["report.groups", "report.curves", "report.class_sizes"],
     ["report.tables"],
-    ["report.figures"],
+    ["report.ablation", "report.evidence", "report.sweeps", "report.differences"],
+    ["report.overhead", "report.latex"],
+    ["report.contents", "report.figures", "report.specs"],
+    ["report.html"],
+    ["report.page_tables", "report.page_figures", "report.page_runs"],
     ["report.page"],
+    ["report.folder"],
     ["report"],
     ["demo", "listing"],
+    ["commands.report"],
     ["cli"],
     ["__main__"],
 ]
-FREE = {"", "models", "data", "recipes"}  # packages that hold nothing but their parts
+FREE = {"", "models", "data", "recipes", "commands"}  # packages that hold nothing but their parts
 
 
 def module_name(path: Path) -> str:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from ffcil import __version__
+from ffcil.commands.report import compare, report
 from ffcil.errors import InputError, unknown
 
 app = typer.Typer(
@@ -208,6 +209,10 @@ def demo(
 
     with _stoppable():
         run_demo(method, seeds, out, parse_assignments(assignments or []), jobs)
+
+
+app.command()(report)
+app.command()(compare)
 
 
 @app.command()
