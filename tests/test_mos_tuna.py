@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import ffcil.training
 from conftest import small_stream
-from ffcil.losses import class_wise_mean, mean
+from ffcil.losses import REDUCTIONS
 from ffcil.methods.gaussian import ClassGaussians, HeadTraining, cosine_rate, train_head
 from ffcil.methods.learner import Learner
 from ffcil.methods.mos import MOS, retrieve
@@ -22,6 +22,8 @@ from ffcil.methods.step_adapters import StepAdapters
 from ffcil.methods.tuna import TUNA, cosface, decay_of_means, fuse, mean_directions
 from ffcil.models.heads import GrowingLinear
 from ffcil.models.tuners import adapters
+from ffcil.recipe import resolve
+from ffcil.training import Engine
 
 Make = Callable[..., Learner]
 SHORT = {"first": {"epochs": 2, "learning_rate": 0.05}, "later": {"epochs": 2, "learning_rate": 0.05}}
@@ -137,7 +139,8 @@ def test_the_heads_second_training_by_hand(reduction: str) -> None:
                 v.mul_(0.9).add_(w.grad + 0.01 * w.detach())
                 w.data -= 0.5 * (1 + math.cos(math.pi * epoch / 2)) / 2 * v
                 w.grad = None
-    train_head(head, gaussians, training, seeded(3), mean if reduction == "mean" else class_wise_mean)
+    engine = Engine.create("cpu", resolve("glyphs").train)
+    train_head(head, gaussians, training, seeded(3), engine, REDUCTIONS[reduction])
     torch.testing.assert_close(head.weight, weights[0], check_layout=False)
     torch.testing.assert_close(head.bias, weights[1])
     assert head.weight.grad is None

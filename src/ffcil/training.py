@@ -13,7 +13,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -107,6 +107,11 @@ class Engine:
 
     def autocast(self) -> AbstractContextManager[Any]:
         return self.fabric.autocast()
+
+    def captured(self, step: Callable[[], None]) -> Callable[[], None]:
+        """`step` as one CUDA graph, captured after a few calls and then replayed; where there are no graphs, as it is.
+        It reads and writes tensors in place, and waits for none of them."""
+        return _Captured(step, self.device) if self.graph else step
 
     def aside(self, compute: Callable[[], Value], lane: int = 0) -> Callable[[], Value]:
         """Start `compute`, which takes no gradients, beside what follows; the returned function waits for its result.
@@ -267,12 +272,12 @@ def fit(
         optimiser.step()
         total.add_(value.detach())
 
-    step = _Captured(train_step, engine.device) if engine.graph else train_step
+    step = engine.captured(train_step)
     for epoch in range(progress.epoch, phase.epochs):
         start = time.perf_counter()
         torch.manual_seed(derive_seed(seed, epoch, "inside the network"))  # dropout and the like
         plan.fill(derive_seed(seed, epoch, "batches"))
-        _set_learning_rate(optimiser, rates, learning_rate(phase, epoch))
+        set_rates(optimiser, (rate.factor * learning_rate(phase, epoch) for rate in rates))
         total.zero_()
         with _compiling(engine):
             for _ in range(plan.steps):
@@ -339,12 +344,13 @@ def _optimiser(
     return optimiser
 
 
-def _set_learning_rate(optimiser: torch.optim.SGD, rates: Sequence[Rate], value: float) -> None:
-    for group, rate in zip(optimiser.param_groups, rates, strict=True):
+def set_rates(optimiser: torch.optim.Optimizer, values: Iterable[float]) -> None:
+    """The learning rate of each group; a captured graph reads it from a tensor, which is written in place."""
+    for group, value in zip(optimiser.param_groups, values, strict=True):
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate.factor * value)
+            group["lr"].fill_(value)
         else:
-            group["lr"] = rate.factor * value
+            group["lr"] = value
 
 
 class _Captured:

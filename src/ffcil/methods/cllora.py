@@ -116,9 +116,7 @@ class CLLoRA(SimpleCIL):
     def early(self, images: Tensor, ups: Sequence[Tensor]) -> Tensor:
         """What the shared blocks alone give, read as a feature, with `ups` in their LoRA: [B, D]"""
         tunings = [Tuning(lora=partial(lora, up=up)) for lora, up in zip(self.shared, ups, strict=True)]
-        with self.engine.autocast():
-            features = self.vit.read(self.vit.through(self.vit.embed(images), tunings, 0, len(self.shared)))
-        return features.float()
+        return self.tuned(images, tunings, len(self.shared))
 
     def _distilled_ups(self) -> list[Tensor]:
         """The shared `up`s bit-equal, but gradients reach them times the shares, where these are on."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ffcil.losses import Reduction, cross_entropy, mean
+from ffcil.training import Engine, set_rates
 
 RIDGE = 1e-4
 """on the diagonal of every covariance"""
@@ -95,6 +96,7 @@ def train_head(
     gaussians: ClassGaussians,
     training: HeadTraining,
     generator: torch.Generator,
+    engine: Engine,
     reduce: Reduction = mean,
     mean_scale: Tensor | None = None,
 ) -> float:
@@ -104,26 +106,38 @@ def train_head(
         head: from features [B, D] to scores of all classes, [B, C]
         mean_scale: factor on each class's mean before drawing, [C]
     """
-    parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
-    optimiser = torch.optim.SGD(
-        parameters, training.learning_rate, momentum=0.9, weight_decay=training.weight_decay,
-        fused=gaussians.means.device.type == "cuda",
-    )  # fmt: skip
     classes, device = gaussians.classes, gaussians.means.device
+    parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
+    rate = torch.tensor(training.learning_rate, device=device) if engine.graph else training.learning_rate
+    optimiser = torch.optim.SGD(
+        parameters, rate, momentum=0.9, weight_decay=training.weight_decay, fused=device.type == "cuda"
+    )
     labels = torch.arange(classes, device=device).repeat_interleave(training.draws)
+    # written anew in every epoch, in place: a captured step reads them where they are
+    drawn = torch.empty(len(labels), gaussians.means.shape[1], device=device)
+    order = torch.empty(classes, training.draws, dtype=torch.int64, device=device)
+    batch = torch.zeros(1, dtype=torch.int64, device=device)
     total = torch.zeros((), device=device)
-    for epoch in range(training.epochs):
-        optimiser.param_groups[0]["lr"] = cosine_rate(training, epoch)
-        drawn = gaussians.draw(training.draws, generator, mean_scale).flatten(0, 1)
-        order = torch.randperm(len(drawn), generator=generator, device=device)
-        total.zero_()
-        for rows in order.split(training.draws):
-            with torch.enable_grad():
-                loss = reduce(cross_entropy(head(drawn[rows]), labels[rows]), labels[rows])
+
+    def train_step() -> None:
+        rows = order.index_select(0, batch)[0]
+        batch.add_(1)
+        with torch.enable_grad():
+            loss = reduce(cross_entropy(head(drawn[rows]), labels[rows]), labels[rows])
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
-            optimiser.step()
-            total += loss.detach()
+        optimiser.step()
+        total.add_(loss.detach())
+
+    step = engine.captured(train_step)
+    for epoch in range(training.epochs):
+        set_rates(optimiser, [cosine_rate(training, epoch)])
+        drawn.copy_(gaussians.draw(training.draws, generator, mean_scale).flatten(0, 1))
+        order.view(-1).copy_(torch.randperm(len(labels), generator=generator, device=device))
+        batch.zero_()
+        total.zero_()
+        for _ in range(classes):
+            step()
     optimiser.zero_grad(set_to_none=True)
     return total.item() / classes
 

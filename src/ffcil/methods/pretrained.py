@@ -69,10 +69,10 @@ class Pretrained(Learner):
 
     # --- what all of them have ----------------------------------------------------------------------------------
 
-    def tuned(self, images: Tensor, tunings: Sequence[Tuning] = UNTUNED) -> Tensor:
-        """[B, 3, H, W] -> [B, D]; the ViT alone runs in reduced precision."""
+    def tuned(self, images: Tensor, tunings: Sequence[Tuning] = UNTUNED, blocks: int | None = None) -> Tensor:
+        """[B, 3, H, W] -> [B, D], by all blocks or the first few; the ViT alone runs in reduced precision."""
         with self.engine.autocast():
-            features: Tensor = self.vit(images, tunings)
+            features: Tensor = self.vit(images, tunings, blocks)
         return features.float()
 
     def aligned(self, features: Tensor) -> Tensor:

@@ -111,7 +111,7 @@ class StepAdapters(Pretrained):
             period=self.head_period,
         )
         draws = self.generator(increment, "drawn features")
-        loss = train_head(self.head, self.gaussians, training, draws, self.reduce, self.mean_scale())
+        loss = train_head(self.head, self.gaussians, training, draws, self.engine, self.reduce, self.mean_scale())
         return {"head_loss": loss}
 
     def fixed_networks(self) -> Sequence[Callable[[Tensor], Tensor]]:

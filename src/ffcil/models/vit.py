@@ -24,7 +24,8 @@ UNTUNED: Sequence[Tuning] = ()
 class ViT(nn.Module):
     """Images [B, 3, H, W] to features [B, feature_dim]; attached tunings that are fresh leave timm's output bit-equal.
 
-    `forward` is `read(through(embed(images)))`; a method that shares the lower blocks calls the three parts itself.
+    `forward` is `read(through(embed(images)))`; a method that shares the lower blocks calls the three parts itself,
+    but only `forward` is ever compiled.
     """
 
     def __init__(self, net: VisionTransformer) -> None:
@@ -33,8 +34,9 @@ class ViT(nn.Module):
         self.feature_dim = int(net.num_features)
         self.width, self.depth = int(net.embed_dim), len(net.blocks)
 
-    def forward(self, images: Tensor, tunings: Sequence[Tuning] = UNTUNED) -> Tensor:
-        return self.read(self.through(self.embed(images), tunings))
+    def forward(self, images: Tensor, tunings: Sequence[Tuning] = UNTUNED, blocks: int | None = None) -> Tensor:
+        """What all blocks, or the first `blocks` alone, make of the images; `tunings` are of these blocks."""
+        return self.read(self.through(self.embed(images), tunings, 0, blocks))
 
     def embed(self, images: Tensor) -> Tensor:
         """Patches, class token and positions: [B, N, width]"""
