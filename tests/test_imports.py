@@ -26,6 +26,7 @@ LAYERS = [
     ["data.layouts"],
     ["data.published"],
     ["data.sources"],
+    ["data.overview"],
     ["stream", "models.analytic", "models.glyph_vit", "models.heads", "models.resnet", "models.tuners"],
     ["models.vit"],
     ["training", "robustness", "feature_cache", "ha"],
@@ -40,10 +41,12 @@ LAYERS = [
     ["report.page"],
     ["report"],
     ["demo", "listing"],
+    ["commands.options"],
+    ["commands.data"],
     ["cli"],
     ["__main__"],
 ]
-FREE = {"", "models", "data", "recipes"}  # packages that hold nothing but their parts
+FREE = {"", "commands", "models", "data", "recipes"}  # packages that hold nothing but their parts
 
 
 def module_name(path: Path) -> str:

@@ -98,8 +98,8 @@ class Run:
     """One configuration in one folder.
 
     `Run(config, folder).execute()` starts it, takes it up where it was broken off, or, when done, gives its summary.
-    `data` is the file or folder of the configuration's data set, or a `DataSet` in its place, such as `dataset_of` makes;
-    the configuration's `dataset` is then a name for it.
+    `data` is the file or folder of the configuration's data set, or a `DataSet` in its place, such as `dataset_of`
+    makes; the configuration's `dataset` is then a name for it.
     """
 
     def __init__(

@@ -109,9 +109,9 @@ def dataset_of(
     Images are kept in memory, as files of the same size would be stored: `image_set_of` says which are understood.
     """
     size = image_size or DEFAULT_SIZE
-    sets = [image_set_of(split, size, class_names) for split in (train, test)]
-    names = max((each.class_names for each in sets), key=len)  # a test set may lack the last classes
-    return DataSet(*(replace(each, class_names=names) for each in sets), own_augmentation(size))
+    training, testing = (image_set_of(split, size, class_names) for split in (train, test))
+    names = max(training.class_names, testing.class_names, key=len)  # a test set may lack the last classes
+    return DataSet(replace(training, class_names=names), replace(testing, class_names=names), own_augmentation(size))
 
 
 def enlarged(augmentation: Augmentation, size: int) -> Augmentation:

@@ -25,7 +25,8 @@ def image_set_of(
 
     Args:
         dataset: has a length; an item is (image, label). An image is a PIL image, or a tensor [1 or 3, H, W] that is
-            uint8 or, in [0, 1], floating; a label is a whole number from 0 on. Leave random transforms and normalisation out.
+            uint8 or, in [0, 1], floating; a label is a whole number from 0 on. Leave random transforms and
+            normalisation out: they come later, on the device.
         class_names: default: the data set's `classes`, else the numbers
     """
     frames: list[Tensor] = []
@@ -60,18 +61,14 @@ def _pil(image: Tensor, row: int) -> Image.Image:
     if image.dtype != torch.uint8:
         if not image.is_floating_point() or image.min() < 0 or image.max() > 1:
             raise InputError(
-                f"Item {row} of the data set is {image.dtype} and not in [0, 1]: give uint8, or leave out what scales it."
+                f"Item {row} of the data set is {image.dtype} and not in [0, 1]: give uint8, or drop what scales it."
             )
         image = (image * 255).round().to(torch.uint8)
     return Image.fromarray(image.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
 
 
 def _stored(frames: Sequence[Tensor], size: int) -> Images:
+    pixels = torch.cat([torch.empty(0, dtype=torch.uint8), *(frame.view(-1) for frame in frames)])
     if size < LARGE:
-        return (
-            torch.stack(list(frames)).permute(0, 3, 1, 2).contiguous()
-            if frames
-            else torch.empty(0, 3, size, size).byte()
-        )
-    sizes = torch.tensor([frame.shape[:2] for frame in frames], dtype=torch.int64).view(-1, 2)
-    return RaggedImages.packed(torch.cat([frame.view(-1) for frame in frames]), sizes)
+        return pixels.view(-1, size, size, 3).permute(0, 3, 1, 2).contiguous()
+    return RaggedImages.packed(pixels, torch.tensor([frame.shape[:2] for frame in frames]).view(-1, 2).long())
