@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from torch import Tensor
 
@@ -50,9 +52,7 @@ class _HostMemory:
             "data": (pixels.data_ptr(), False),
             "version": 3,
         }
-
-    def __del__(self) -> None:
-        torch.cuda.cudart().cudaHostUnregister(self.pixels.data_ptr())
+        weakref.finalize(self, torch.cuda.cudart().cudaHostUnregister, pixels.data_ptr()).atexit = False
 
 
 def _seen_by(device: torch.device, pixels: Tensor) -> Tensor:
