@@ -137,7 +137,10 @@ def check(name: Name, data: Data = None, image_size: ImageSize = None, as_json: 
         return
     split = " as published" if source.counts else ""
     print(f"{name}: {counts[0]:,} training and {counts[1]:,} test images{split}")
-    print("checksums: right" if read is None else f"{read:,} images read, all of them whole")
+    if read is not None:
+        print(f"{read:,} images read, all of them whole")
+    elif source.gigabytes is not None:
+        print("the checksums of its files are right")
     if prepared is not None:
         print(f"store for image_size={size}: {'checksums right' if prepared else 'not prepared yet'}")
 
