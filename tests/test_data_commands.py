@@ -83,7 +83,7 @@ def test_list(ffcil_data: Command) -> None:
         assert row["licence"]
     _, out, _ = ffcil_data("data", "list")
     assert "cub200  200 classes, 9,430 + 2,358 images, 1.2 GB  not here" in out
-    assert "https://github.com/LAMDA-CL/LAMDA-PILOT#datasets" in out  # no address is broken over lines
+    assert "https://github.com/LAMDA-CL/LAMDA-PILOT#-datasets" in out  # no address is broken over lines
 
 
 def test_a_tree_like_imagenet_a_from_prepare_to_a_run(
@@ -138,6 +138,10 @@ def test_bad_images_are_all_named_and_left_out_where_asked(ffcil_data: Command, 
     assert red_green_blue.argmax(1).tolist() == data.train.labels.tolist()  # labels still meet their images
     assert Run(config, tmp_path / "run", data=root, device="cpu").execute()["sizes"] == [2, 1]
     assert "; 3 left out" in ffcil_data("data", "prepare", str(root), "--image-size", "96")[1]
+    status, out, err = ffcil_data("data", "check", str(root), "--image-size", "96")
+    assert status == 0
+    assert "21 images read, 3 left out\nstore for image_size=96: checksums right" in out
+    assert all(f"{path}: " in err for path in bad)
     photograph(bad[0])  # a repaired file is another source
     with pytest.raises(InputError, match=r"2 image\(s\)"):
         load_dataset("folder", root, 96)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +11,7 @@ import typer
 
 from ffcil import __version__
 from ffcil.commands import data as data_commands
-from ffcil.commands.options import AsJson, Data, print_json, print_table
+from ffcil.commands.options import AsJson, Data, print_json, print_table, stoppable
 from ffcil.errors import InputError, unknown
 
 app = typer.Typer(
@@ -171,7 +169,7 @@ def run(
     if dry_run:
         print_json(made.config.model_dump(mode="json"))
         return
-    with _stoppable():
+    with stoppable():
         summary = made.execute()
     if as_json:
         print_json(summary)
@@ -200,7 +198,7 @@ def demo(
     from ffcil.demo import run_demo
     from ffcil.recipe import parse_assignments
 
-    with _stoppable():
+    with stoppable():
         run_demo(method, seeds, out, parse_assignments(assignments or []), jobs)
 
 
@@ -251,16 +249,6 @@ def _import_methods(files: list[str] | None) -> None:
 
     for file in files or []:
         load_methods(file)
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Ctrl-C ends a command with a sentence and status 130."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        print("ffcil: stopped; the same command continues from here.", file=sys.stderr)
-        raise typer.Exit(130) from None
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ffcil.commands.options import AsJson, Data, print_json, print_table
+from ffcil.commands.options import AsJson, Data, print_json, print_table, stoppable
 from ffcil.errors import InputError
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ def prepare(
     source_name, root = resolve_source(name, data)
     source = find_source(source_name)
     try:
-        made = load_dataset(source_name, root, image_size, skip_bad)
+        with stoppable():
+            made = load_dataset(source_name, root, image_size, skip_bad)
     except UnreadableImages as error:
         _name_all(error.images)
         raise
@@ -111,38 +112,55 @@ def prepare(
 @app.command()
 def check(name: Name, data: Data = None, image_size: ImageSize = None, as_json: AsJson = False) -> None:
     """Look for the files, compare the split with the published one, read every image, verify what was prepared."""
-    from ffcil.data.decoding import UnreadableImages, unreadable
     from ffcil.data.sources import find_source
 
     source_name, root = resolve_source(name, data)
     source = find_source(source_name)
     if problem := source.find(root):
         raise InputError(problem)
-    size = _size(source, image_size)
+    found: dict[str, Any] = {"name": source_name, "data": str(root) if root else None}
     if source.list_images is None:
         made = source.load(root, None, False)  # its files have checksums of their own
-        counts, read = (len(made.train), len(made.test)), None
+        found |= {"train_images": len(made.train), "test_images": len(made.test)}
     else:
-        listing = source.list_images(root)
-        counts = (int(listing.counts(0).sum()), int(listing.counts(1).sum()))
-        bad = unreadable(listing.encoded(), len(listing), listing.decoder(size))
-        read = len(listing)
-        if bad:
-            _name_all(bad)
-            raise UnreadableImages(bad, "repair them, or leave them out with `ffcil data prepare --skip-bad`")
-    prepared = None if source.list_images is None else _verified(listing, size)
+        found |= _read(source.list_images(root), source_name, root, image_size, _size(source, image_size))
     if as_json:
-        found = {"train_images": counts[0], "test_images": counts[1], "images_read": read, "prepared": prepared}
-        print_json({"name": source_name, "data": str(root) if root else None, **found})
+        print_json(found)
         return
     split = " as published" if source.counts else ""
-    print(f"{name}: {counts[0]:,} training and {counts[1]:,} test images{split}")
-    if read is not None:
-        print(f"{read:,} images read, all of them whole")
-    elif source.gigabytes is not None:
-        print("the checksums of its files are right")
-    if prepared is not None:
-        print(f"store for image_size={size}: {'checksums right' if prepared else 'not prepared yet'}")
+    print(f"{name}: {found['train_images']:,} training and {found['test_images']:,} test images{split}")
+    if source.list_images is None:
+        if source.gigabytes is not None:
+            print("the checksums of its files are right")
+        return
+    left_out = len(found["left_out"])
+    print(f"{found['images_read']:,} images read, " + (f"{left_out} left out" if left_out else "all of them whole"))
+    size = _size(source, image_size)
+    print(f"store for image_size={size}: {'checksums right' if found['prepared'] else 'not prepared yet'}")
+
+
+def _read(listing: Listing, name: str, root: Path | None, image_size: int | None, size: int) -> dict[str, Any]:
+    """Every image decoded, and the store verified where there is one; it may have left bad images out."""
+    from ffcil.data.cache import cache_folder
+    from ffcil.data.decoding import UnreadableImages, unreadable
+    from ffcil.data.sources import remedy_for_bad_images
+    from ffcil.data.store import open_store, verify_store
+
+    bad = unreadable(listing.encoded(), len(listing), listing.decoder(size))
+    store = cache_folder() / listing.key(size)
+    prepared = store.is_dir()
+    if prepared:
+        verify_store(store)
+    _name_all(bad)
+    if bad and not (prepared and open_store(store).left_out):
+        raise UnreadableImages(bad, remedy_for_bad_images(name, root, image_size))
+    return {
+        "train_images": int(listing.counts(0).sum()),
+        "test_images": int(listing.counts(1).sum()),
+        "images_read": len(listing),
+        "left_out": [image.name for image in bad],
+        "prepared": prepared,
+    }
 
 
 @app.command()
@@ -203,18 +221,6 @@ def _class_table(name: str, about: dict[str, Any]) -> Any:
 def _size(source: Source, image_size: int | None) -> int:
     """Of the images in the store."""
     return source.image_size or image_size or source.usual_size
-
-
-def _verified(listing: Listing, size: int) -> bool:
-    """Whether there is a store of these images; one that is not as it was written is an error."""
-    from ffcil.data.cache import cache_folder
-    from ffcil.data.store import verify_store
-
-    folder = cache_folder() / listing.key(size)
-    if not folder.is_dir():
-        return False
-    verify_store(folder)
-    return True
 
 
 def _name_all(images: Any) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,3 +26,13 @@ def print_table(table: Any) -> None:
     from rich.console import Console
 
     Console().print(table)
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Ctrl-C ends a command with a sentence and status 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("ffcil: stopped; the same command continues from here.", file=sys.stderr)
+        raise typer.Exit(130) from None

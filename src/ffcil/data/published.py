@@ -92,7 +92,7 @@ def _hub(folder: str, repository: str, revision: str, *files: str) -> Callable[[
 # --- the table ------------------------------------------------------------------------------------------------------
 
 _IMAGENET = "ImageNet's terms: research and teaching, not commerce"
-_PILOT = "https://github.com/LAMDA-CL/LAMDA-PILOT#datasets"
+_PILOT = "https://github.com/LAMDA-CL/LAMDA-PILOT#-datasets"
 
 
 def _from_pilot(

@@ -92,13 +92,17 @@ def load_dataset(
     try:
         data = source.load(None if root is None else Path(root), image_size, skip_bad)
     except UnreadableImages as error:
-        size = source.image_size or image_size or source.usual_size
-        place = "" if root is None else f" --data {shlex.quote(str(root))}"
-        command = f"ffcil data prepare {name}{place} --image-size {size} --skip-bad"
-        raise UnreadableImages(error.images, f"repair them, or leave them out with `{command}`") from error
+        raise UnreadableImages(error.images, remedy_for_bad_images(name, root, image_size)) from error
     if image_size is None or native is None or image_size == native:
         return data
     return replace(data, augmentation=enlarged(data.augmentation, image_size))
+
+
+def remedy_for_bad_images(name: str, root: str | Path | None, image_size: int | None) -> str:
+    source = find_source(name)
+    place = "" if root is None else f" --data {shlex.quote(str(root))}"
+    size = image_size or source.usual_size
+    return f"repair them, or leave them out with `ffcil data prepare {name}{place} --image-size {size} --skip-bad`"
 
 
 def dataset_of(
