@@ -229,17 +229,17 @@ def _published(name: str) -> Source:
     load = _listed(list_images, facts.image_size, usual)
     find = _missing(lambda root: find_published(name, root, data_folder()))
     return Source(
-        facts.about,
-        facts.classes,
-        facts.image_size,
-        usual,
-        load,
-        find,
-        list_images,
-        facts.origin,
-        facts.licence,
-        facts.gigabytes,
-        (facts.forms[0].train, facts.forms[0].test),
+        about=facts.about,
+        classes=facts.classes,
+        image_size=facts.image_size,
+        usual_size=usual,
+        load=load,
+        find=find,
+        list_images=list_images,
+        origin=facts.origin,
+        licence=facts.licence,
+        gigabytes=facts.gigabytes,
+        counts=(facts.forms[0].train, facts.forms[0].test),
     )
 
 
