@@ -115,7 +115,7 @@ def _from_pilot(
         classes=classes,
         folders=folders,
         forms=(Form(("train", "test"), list_train_test, train, test),),
-        how=f"get the archive linked at {_PILOT}, unpack it, and name with --data the folder that holds train/ and test/",
+        how=f"get the archive linked at {_PILOT}, unpack it, and name the folder of train/ and test/ with --data",
     )
 
 
@@ -165,8 +165,8 @@ PUBLISHED: dict[str, Published] = {
         classes=100,
         folders=("imagenet100", "imagenet"),
         forms=(Form(("train", "val"), list_imagenet100, None, 5_000),),
-        how="register at https://image-net.org, unpack ILSVRC 2012 (or these 100 classes) into train/ and val/ with one "
-        "folder a class, and name their folder with --data; another list of classes goes into its classes.txt",
+        how="register at https://image-net.org, unpack ILSVRC 2012 (or these 100 classes) into train/ and val/ with "
+        "one folder a class, and name their folder with --data; another list of classes goes into its classes.txt",
     ),
     "cars": Published(
         about="Stanford Cars: makes, models and years",
