@@ -273,7 +273,7 @@ def test_published_numbers() -> None:
         "imagenet-r": (200, 24_000, 6_000),
         "cub200": (200, 9_430, 2_358),
         "tiny-imagenet": (200, 100_000, 10_000),
-        "omnibenchmark": (300, 89_697, 5_985),
+        "omnibenchmark": (300, 89_697, None),
         "vtab": (50, 1_796, 8_619),
         "objectnet": (200, 26_509, 6_628),
         "food101": (101, 75_750, 25_250),
@@ -284,7 +284,7 @@ def test_published_numbers() -> None:
     # all images of a set are in one of its two splits
     for name, images in {"imagenet-a": 7_500, "imagenet-r": 30_000, "cub200": 11_788, "cars": 16_185}.items():
         for form in PUBLISHED[name].forms:
-            assert (form.train or 0) + form.test == images
+            assert (form.train or 0) + (form.test or 0) == images
 
 
 def test_recipes_name_their_data_sets() -> None:

@@ -62,8 +62,8 @@ class Source:
     licence: str = "yours"
     gigabytes: float | None = None
     """to download; None: nothing, or not stated"""
-    counts: tuple[int | None, int] | None = None
-    """training and test images of the published split"""
+    counts: tuple[int | None, int | None] | None = None
+    """training and test images of the published split; None where it is not certain"""
 
 
 def data_folder() -> Path:
