@@ -350,4 +350,5 @@ def download_published(name: str, data_folder: Path) -> None:
     try:
         published.download(data_folder)
     except Exception as error:  # torchvision and the hub raise anything, from URLError to their own
-        raise InputError(f"{name} could not be downloaded ({error}): try again, or {published.how}.") from error
+        reason = str(error).strip().split("\n")[0]
+        raise InputError(f"{name} could not be downloaded ({reason}): try again, or {published.how}.") from error

@@ -218,11 +218,11 @@ def _published(name: str) -> Source:
 
     def list_images(root: Path | None) -> Listing:
         try:
-            find_published(name, root, data_folder())
-        except InputError:
+            return list_published(name, root, data_folder())
+        except InputError:  # it is not there, or a download broke off
             if root is not None or facts.download is None:
                 raise
-            download_published(name, data_folder())
+        download_published(name, data_folder())
         return list_published(name, root, data_folder())
 
     usual = facts.image_size or PHOTOGRAPH_SIZE
