@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from array import array
 from contextlib import suppress
 from pathlib import Path
@@ -158,6 +159,9 @@ class StoreDraft:
 
     def finish(self) -> None:
         """Close the store and write its index."""
+        for file in self._files:
+            file.flush()
+            os.fsync(file.fileno())  # the folder gets its name next, and a name says that all is there
         self.__exit__(None, None, None)
         for part in PARTS:
             np.save(self.folder / f"{part}.sizes.npy", self._shapes(part))
