@@ -12,6 +12,7 @@ import typer
 from ffcil import __version__
 from ffcil.commands import data as data_commands
 from ffcil.commands.options import AsJson, Data, print_json, print_table, stoppable
+from ffcil.commands.report import compare, report
 from ffcil.errors import InputError, unknown
 
 app = typer.Typer(
@@ -200,6 +201,10 @@ def demo(
 
     with stoppable():
         run_demo(method, seeds, out, parse_assignments(assignments or []), jobs)
+
+
+app.command()(report)
+app.command()(compare)
 
 
 @app.command()

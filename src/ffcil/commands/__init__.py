@@ -1,1 +1,1 @@
-"""The commands of the command line, a file a group."""
+"""The commands, a file each; `ffcil.cli` attaches them."""
