@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -148,5 +149,5 @@ def file_key(paths: Iterable[Path]) -> str:
     key = hashlib.sha256()
     for path in paths:
         stat = path.stat() if path.exists() else None  # a dangling link is named with the unreadable images
-        key.update(f"{path}\0{stat and (stat.st_size, stat.st_mtime_ns)}\n".encode())
+        key.update(f"{os.path.abspath(path)}\0{stat and (stat.st_size, stat.st_mtime_ns)}\n".encode())
     return key.hexdigest()
