@@ -16,6 +16,7 @@ from ffcil.config import RunConfig
 from ffcil.data.augment import Draws
 from ffcil.data.autoaugment import PolicyName
 from ffcil.data.image_set import ImageSet
+from ffcil.data.placement import placed
 from ffcil.data.ragged import RaggedImages, image_sizes
 from ffcil.data.resized_crop import ResizedCrop
 from ffcil.data.sources import CIFAR100_AUGMENTATION
@@ -248,3 +249,29 @@ def test_class_wise_mean_can_be_captured() -> None:
         value = class_wise_mean(losses, targets)
     graph.replay()
     torch.testing.assert_close(value, expected)
+
+
+def test_a_store_that_does_not_fit_is_read_from_the_host() -> None:
+    """The same batches from pinned memory, inside a captured graph too; and the memory is given back."""
+    device = torch.device("cuda")
+    sizes = torch.tensor([[40, 60], [70, 50], [64, 64]])
+    pixels = torch.randint(0, 256, (int(3 * sizes.prod(1).sum()),), dtype=torch.uint8)
+    there, here = placed(pixels, device), placed(pixels, device, room=0)
+    before = torch.cuda.memory_allocated()
+    assert here.device.type == "cuda"
+    assert torch.equal(here, there)
+    stores = [RaggedImages.packed(part, sizes.to(device)) for part in (there, here)]
+    augmentation = replace(CIFAR100_AUGMENTATION, padding=0, brightness=0.0, crop=ResizedCrop(32, 36))
+    rows = torch.tensor([0, 1, 2, 1], device=device)
+    draws = augmentation.draw(4, torch.Generator(device).manual_seed(0), sizes.to(device)[rows])
+    wanted, found = (augmentation.train(store, rows, draws) for store in stores)
+    assert torch.equal(wanted, found)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = augmentation.train(stores[1], rows, draws)
+    graph.replay()
+    assert torch.equal(captured, wanted)
+    assert torch.cuda.memory_allocated() - before < 2**24
+    large = torch.randint(0, 256, (100, 3, 32, 32), dtype=torch.uint8)
+    assert torch.equal(placed(large, device, room=1000).cpu(), large)
+    del here, stores

@@ -16,12 +16,17 @@ LAYERS = [
     ["errors"],
     ["config"],
     ["arrivals", "recipe", "checkpoint", "losses", "alignment", "metrics", "memory"],
-    ["data.cache", "data.ragged", "data.autoaugment"],
+    ["data.cache", "data.placement", "data.autoaugment"],
+    ["data.ragged"],
     ["data.image_set", "data.resized_crop"],
+    ["data.store"],
     ["data.augment", "data.decoding"],
     ["data.glyphs", "data.own_images"],
-    ["data.tables"],
+    ["data.tables", "data.torch_datasets"],
+    ["data.layouts"],
+    ["data.published"],
     ["data.sources"],
+    ["data.overview"],
     ["stream", "models.analytic", "models.glyph_vit", "models.heads", "models.resnet", "models.tuners"],
     ["models.vit"],
     ["training", "robustness", "feature_cache", "ha"],
@@ -43,11 +48,12 @@ LAYERS = [
     ["report.folder"],
     ["report"],
     ["demo", "listing"],
-    ["commands.report"],
+    ["commands.options"],
+    ["commands.data", "commands.report"],
     ["cli"],
     ["__main__"],
 ]
-FREE = {"", "models", "data", "recipes", "commands"}  # packages that hold nothing but their parts
+FREE = {"", "commands", "models", "data", "recipes"}  # packages that hold nothing but their parts
 
 
 def module_name(path: Path) -> str:

@@ -248,3 +248,17 @@ def test_an_epoch_draws_boxes_for_the_images_that_it_shows() -> None:
         sizes = store.sizes[plan.order.repeat(1, 2)]
         assert (plan.draws.box[..., :2] + plan.draws.box[..., 2:] <= sizes).all()
     assert plan.next_batch()[0].shape == (4, 3, 16, 16)
+
+
+def test_threads_change_nothing() -> None:
+    store, _ = ragged([(64 + k, 90 - k) for k in range(20)])
+    augment = augmentation(flip=True)
+    rows = torch.arange(20)
+    draws = drawn(augment, store, rows)
+    results = []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        results.append((augment.train(store, rows, draws), augment.plain(store, rows)))
+        assert torch.get_num_threads() == threads
+    for one, several in zip(*results, strict=True):
+        assert torch.equal(one, several)

@@ -17,10 +17,12 @@ import torch
 from PIL import Image
 
 from conftest import small_config
+from ffcil.data import decoding
 from ffcil.data.cache import cached_folder
-from ffcil.data.decoding import LONGEST, decode_whole
+from ffcil.data.decoding import LONGEST, decode_whole, upright
 from ffcil.data.ragged import RaggedImages
 from ffcil.data.sources import DataSet, load_dataset
+from ffcil.data.store import StoreDraft, open_store, verify_store
 from ffcil.errors import InputError
 from ffcil.run import Run
 
@@ -157,7 +159,8 @@ def test_images_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     root = photographs(tmp_path / "x", 2, 4)
     first = load_dataset("folder", root, 96)
     monkeypatch.setattr("ffcil.data.decoding.upright", None)
-    again = load_dataset("folder", root, 96)
+    monkeypatch.chdir(tmp_path)
+    again = load_dataset("folder", "x", 96)  # however it is named
     assert torch.equal(pixels(first), pixels(again))
     with pytest.raises(InputError, match="8 image"):  # another size, or a changed file, is decoded anew
         load_dataset("folder", root, 104)
@@ -180,44 +183,97 @@ def preparing(root: Path) -> subprocess.Popen[bytes]:
 
 def many_photographs(root: Path) -> Path:
     two_halves(1500, 1000).save(saved(root, "0.png"))
-    for k in range(1, 120):
+    for k in range(1, 50):
         shutil.copy(root / "class" / "0.png", root / "class" / f"{k}.png")
     return root
 
 
-def wait_for_draft(cache: Path) -> None:
-    end = time.monotonic() + 60
-    while not list(cache.glob(".images-*/0.pixels")):
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def test_a_killed_preparation_leaves_nothing_and_is_made_again(tmp_path: Path, cache: Path) -> None:
-    root = many_photographs(tmp_path / "x")
+def test_a_killed_preparation_is_taken_up(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "x"
+    for k in range(500):
+        two_halves(150 + k % 7, 140).save(saved(root, f"{k:03d}.png"))
     process = preparing(root)
-    wait_for_draft(cache)
+    end = time.monotonic() + 60
+    while not any(path.stat().st_size for path in cache.glob(".images-*/journal.jsonl")):
+        assert time.monotonic() < end
+        assert process.poll() is None
+        time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not list(cache.glob("images-*"))
-    assert len(load_dataset("folder", root, 224).train) == 96
-    assert len(list(cache.iterdir())) == 1  # and what it left is gone
+    decodings = []
+    monkeypatch.setattr(decoding, "upright", lambda content: decodings.append(content) or upright(content))
+    resumed = load_dataset("folder", root, 224).train
+    assert len(resumed) == 400
+    assert 0 < len(decodings) <= 500 - 256
+    assert len(list(cache.iterdir())) == 1
+    monkeypatch.setenv("FFCIL_CACHE", str(tmp_path / "other"))
+    undisturbed = load_dataset("folder", root, 224).train
+    assert torch.equal(resumed.images.pixels, undisturbed.images.pixels)  # type: ignore[union-attr]
+    assert torch.equal(resumed.images.sizes, undisturbed.images.sizes)  # type: ignore[union-attr]
+    stores = [next(folder.glob("images-*/store.json")).read_bytes() for folder in (cache, tmp_path / "other")]
+    assert stores[0] == stores[1]
+
+
+def fill(folder: Path, images: int, finish: bool) -> None:
+    """Images of any size for both parts, every tenth a bad one."""
+    folder.mkdir(exist_ok=True)
+    with StoreDraft(folder) as draft:
+        for k in range(len(draft), images):
+            if k % 10 == 3:
+                draft.leave_out(f"image {k}", "it is cut off")
+            else:
+                height, width = 2 + k % 3, 3 + k % 5
+                draft.add(k % 2, np.full((height, width, 3), k % 256, np.uint8), height, width)
+        if finish:
+            draft.finish()
+
+
+@pytest.mark.parametrize("accident", ["none", "torn journal", "lost pixels"])
+def test_a_draft_goes_on_behind_its_last_whole_entry(tmp_path: Path, accident: str) -> None:
+    fill(tmp_path / "whole", 600, finish=True)
+    fill(tmp_path / "draft", 550, finish=False)
+    if accident == "torn journal":
+        with (tmp_path / "draft" / "journal.jsonl").open("a") as file:
+            file.write("[[0, 2, 3], [1, ")
+    elif accident == "lost pixels":
+        with (tmp_path / "draft" / "1.pixels").open("r+b") as file:
+            file.truncate(100)
+    with StoreDraft(tmp_path / "draft") as draft:
+        assert len(draft) == (0 if accident == "lost pixels" else 512)
+    fill(tmp_path / "draft", 600, finish=True)
+    for path in sorted((tmp_path / "whole").iterdir()):
+        assert (tmp_path / "draft" / path.name).read_bytes() == path.read_bytes()
+    verify_store(tmp_path / "draft")
+    store = open_store(tmp_path / "draft")
+    assert [image.position for image in store.left_out] == list(range(3, 600, 10))
+    assert [len(sizes) for _, sizes in store.parts] == [300, 240]
 
 
 def test_two_preparations_at_once_do_not_collide(tmp_path: Path, cache: Path) -> None:
     root = many_photographs(tmp_path / "x")
-    first = preparing(root)
-    wait_for_draft(cache)
-    second = preparing(root)
+    first, second = preparing(root), preparing(root)
     assert (first.wait(), second.wait()) == (0, 0)
     assert len(list(cache.iterdir())) == 1
 
 
-def test_a_draft_without_an_owner_is_removed(cache: Path) -> None:
-    (cache / ".key-left").mkdir(parents=True)
-    (cache / ".key-left" / "large").write_bytes(b"x")
-    folder = cached_folder("key", lambda draft: (draft / "a").touch())
+def test_a_draft_without_an_owner_is_taken_up(cache: Path) -> None:
+    (cache / ".key").mkdir(parents=True)
+    (cache / ".key" / "half").write_bytes(b"x")
+    folder = cached_folder("key", lambda draft: (draft / "half").rename(draft / "whole"))
     assert [path.name for path in cache.iterdir()] == ["key"]
-    assert (folder / "a").exists()
+    assert (folder / "whole").exists()
+
+
+def test_ctrl_c_keeps_the_draft(cache: Path) -> None:
+    def stopped(draft: Path) -> None:
+        (draft / "half").touch()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cached_folder("key", stopped)
+    assert [path.name for path in cache.iterdir()] == [".key"]
+    assert (cached_folder("key", lambda draft: None) / "half").exists()
 
 
 def test_where_folders_cannot_be_locked_a_draft_may_have_an_owner(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,10 +281,11 @@ def test_where_folders_cannot_be_locked_a_draft_may_have_an_owner(cache: Path, m
         raise OSError("not on this file system")
 
     monkeypatch.setattr("fcntl.flock", no_locks)
-    (cache / ".key-other").mkdir(parents=True)
+    (cache / ".key").mkdir(parents=True)
+    (cache / ".key" / "theirs").touch()
     folder = cached_folder("key", lambda draft: (draft / "a").touch())
-    assert (folder / "a").exists()
-    assert (cache / ".key-other").is_dir()
+    assert [path.name for path in folder.iterdir()] == ["a"]
+    assert (cache / ".key" / "theirs").exists()
 
 
 # --- a run ----------------------------------------------------------------------------------------------------------

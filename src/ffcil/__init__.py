@@ -17,6 +17,7 @@ _HOME = {
     "half": "ffcil.arrivals",
     "ImageSet": "ffcil.data.image_set",
     "load_dataset": "ffcil.data.sources",
+    "dataset_of": "ffcil.data.sources",
     "Stream": "ffcil.stream",
     "Increment": "ffcil.stream",
     "class_wise_mean": "ffcil.losses",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ffcil import __version__
+from ffcil.commands import data as data_commands
+from ffcil.commands.options import AsJson, Data, print_json, print_table, stoppable
 from ffcil.commands.report import compare, report
 from ffcil.errors import InputError, unknown
 
@@ -23,12 +23,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(data_commands.app, name="data")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")]
-Data = Annotated[
-    Path | None,
-    typer.Option("--data", help="File or folder of the data set (default: $FFCIL_DATA or the cache)."),
-]
 Imports = Annotated[
     list[str] | None, typer.Option("--import", metavar="FILE", help="Python file that registers methods of your own.")
 ]
@@ -48,10 +44,6 @@ def _options(
     ] = False,
 ) -> None:
     pass
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 @app.command()
@@ -104,7 +96,7 @@ def arrivals(
         plot_arrivals(made, plot)
         print(f"wrote {plot}", file=sys.stderr)
     if as_json:
-        _print_json(made.to_json())
+        print_json(made.to_json())
     else:
         encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
         print(made.draw(ascii=not encoding.startswith("utf")))
@@ -176,12 +168,12 @@ def run(
     _import_methods(imports)
     made = Run(config, out, data=data, device=device, threads=threads, listener=Shown(Console(stderr=True)))
     if dry_run:
-        _print_json(made.config.model_dump(mode="json"))
+        print_json(made.config.model_dump(mode="json"))
         return
-    with _stoppable():
+    with stoppable():
         summary = made.execute()
     if as_json:
-        _print_json(summary)
+        print_json(summary)
         return
     for name, numbers in summary["classifiers"].items():
         scored = " (scored)" if name == summary["scored"] else ""
@@ -207,7 +199,7 @@ def demo(
     from ffcil.demo import run_demo
     from ffcil.recipe import parse_assignments
 
-    with _stoppable():
+    with stoppable():
         run_demo(method, seeds, out, parse_assignments(assignments or []), jobs)
 
 
@@ -222,20 +214,9 @@ def methods(as_json: AsJson = False, imports: Imports = None) -> None:
 
     _import_methods(imports)
     if as_json:
-        _print_json(methods_as_json())
+        print_json(methods_as_json())
     else:
-        _print_table(method_table())
-
-
-@app.command()
-def datasets(as_json: AsJson = False, data: Data = None) -> None:
-    """List the data sets and whether their files are here."""
-    from ffcil.listing import dataset_table, datasets_as_json
-
-    if as_json:
-        _print_json(datasets_as_json(data))
-    else:
-        _print_table(dataset_table(data))
+        print_table(method_table())
 
 
 @app.command()
@@ -245,7 +226,7 @@ def fields(as_json: AsJson = False) -> None:
 
     rows = describe_fields()
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
     from rich.table import Table
 
@@ -253,7 +234,7 @@ def fields(as_json: AsJson = False) -> None:
     for row in rows:
         name = f"{row['name']} ({row['kind']})" if "kind" in row else row["name"]
         table.add_row(name, "(recipe)" if row["needed"] else json.dumps(row["default"]), row["about"])
-    _print_table(table)
+    print_table(table)
 
 
 @app.command()
@@ -263,15 +244,9 @@ def doctor(as_json: AsJson = False, data: Data = None) -> None:
 
     found = diagnosis(data)
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
-        _print_table(diagnosis_table(found))
-
-
-def _print_table(table: Any) -> None:
-    from rich.console import Console
-
-    Console().print(table)
+        print_table(diagnosis_table(found))
 
 
 def _import_methods(files: list[str] | None) -> None:
@@ -279,16 +254,6 @@ def _import_methods(files: list[str] | None) -> None:
 
     for file in files or []:
         load_methods(file)
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Ctrl-C ends a command with a sentence and status 130."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        print("ffcil: stopped; the same command continues from here.", file=sys.stderr)
-        raise typer.Exit(130) from None
 
 
 def main() -> None:

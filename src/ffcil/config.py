@@ -182,7 +182,7 @@ class RunConfig(Settings):
     """One run, complete: the same configuration gives the same run."""
 
     dataset: str
-    """`ffcil datasets` lists them"""
+    """`ffcil data list` has them"""
     method: str
     """`ffcil methods` lists them"""
     robust: bool = False
@@ -213,7 +213,8 @@ class RunConfig(Settings):
     """of pixels: by the data set's mean and deviation; to [0, 1] alone; as the weights' own training did; auto: `data`,
     and `unit` for pre-trained methods, as the published ones"""
     image_size: PositiveInt | None = None
-    """side of the network's input from one's own images; null: the data set's own, or 64"""
+    """side of the network's input; null: that of the data set's images, else 224 for published photographs and 64 for
+    one's own images"""
     memory: MemorySettings
     train: TrainSettings
     options: dict[str, Any] = {}

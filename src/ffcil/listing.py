@@ -63,7 +63,12 @@ def datasets_as_json(data: Path | None = None) -> list[dict[str, Any]]:
         {
             "name": name,
             "about": source.about,
+            "origin": source.origin,
+            "licence": source.licence,
+            "gigabytes": source.gigabytes,
             "classes": source.classes,
+            "train_images": source.counts and source.counts[0],
+            "test_images": source.counts and source.counts[1],
             "image_size": source.image_size,
             "found": (problem := source.find(data)) is None,
             "missing": problem,
@@ -72,18 +77,21 @@ def datasets_as_json(data: Path | None = None) -> list[dict[str, Any]]:
     ]
 
 
-def dataset_table(data: Path | None = None) -> Table:
-    table = Table("data set", "about", "classes", "pixels", "here?", title="ffcil datasets", show_lines=True)
+def dataset_lines(data: Path | None = None) -> str:
+    """A paragraph a data set, in rich's markup: addresses must stay whole, and in a table they would not."""
+    paragraphs = []
     for row in datasets_as_json(data):
-        size = str(row["image_size"] or "any")
-        table.add_row(
-            row["name"],
-            row["about"],
-            str(row["classes"] or "any"),
-            size,
-            "yes" if row["found"] else escape(row["missing"]),
-        )
-    return table
+        size = "" if row["gigabytes"] is None else f", {row['gigabytes']:g} GB"
+        counts = [f"{n:,}" if n else "?" for n in (row["train_images"], row["test_images"])]
+        facts = f"{row['classes']} classes, {' + '.join(counts)} images{size}" if row["classes"] else "any images"
+        here = "[green]here[/green]" if row["found"] else "[yellow]not here[/yellow]"
+        lines = [f"[bold]{row['name']}[/bold]  {facts}  {here}", escape(row["about"])]
+        if row["classes"]:
+            lines += [f"from {escape(row['origin'])}", f"licence: {escape(row['licence'])}"]
+        if row["missing"]:
+            lines.append(escape(row["missing"]))
+        paragraphs.append("\n    ".join(lines))
+    return "\n".join(paragraphs)
 
 
 def diagnosis(data: Path | None = None) -> dict[str, Any]:
@@ -91,8 +99,9 @@ def diagnosis(data: Path | None = None) -> dict[str, Any]:
     gpus = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
     free = shutil.disk_usage(_existing(cache_folder())).free
     rows = datasets_as_json(data)
-    own = {"folder"} if data else set()  # of the user's own images, the usual form
-    advice = [row["missing"] for row in rows if row["missing"] and (row["classes"] or row["name"] in own)]
+    advice = []
+    if absent := [row["name"] for row in rows if row["missing"] and row["classes"]]:
+        advice.append(f"Not here: {', '.join(absent)}; `ffcil data list` says how to get each.")
     if not gpus:
         built = torch.version.cuda
         why = (

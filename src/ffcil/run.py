@@ -59,10 +59,10 @@ def build_arrivals(config: RunConfig, available: int) -> Arrivals:
     return schedules.free_flow(classes, s.steps, s.smallest, s.largest, s.alpha, s.order, seed)
 
 
-def default_folder(config: RunConfig, data: Path | None) -> Path:
+def default_folder(config: RunConfig, data: Path | DataSet | None) -> Path:
     """Named by the configuration, and by where the images are where they are the user's own."""
     place, source = "", SOURCES.get(config.dataset)
-    if data is not None and source is not None and source.classes is None:
+    if isinstance(data, Path) and source is not None and source.classes is None:
         place = "-" + hashlib.sha256(str(data.resolve()).encode()).hexdigest()[:6]
     return Path("runs") / f"{config.dataset}-{config.method}-{config.identity()}{place}"
 
@@ -98,6 +98,8 @@ class Run:
     """One configuration in one folder.
 
     `Run(config, folder).execute()` starts it, takes it up where it was broken off, or, when done, gives its summary.
+    `data` is the file or folder of the configuration's data set, or a `DataSet` in its place, such as `dataset_of`
+    makes; the configuration's `dataset` is then a name for it.
     """
 
     def __init__(
@@ -105,13 +107,13 @@ class Run:
         config: RunConfig,
         folder: str | Path | None = None,
         *,
-        data: str | Path | None = None,
+        data: str | Path | DataSet | None = None,
         device: str | None = None,
         threads: int | None = None,
         listener: Listener | None = None,
     ) -> None:
         self.config = complete(config)  # a wrong name is answered before anything is made
-        self.data = None if data is None else Path(data)
+        self.data = Path(data) if isinstance(data, str) else data
         self.folder = Path(folder) if folder else default_folder(self.config, self.data)
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.threads = threads
@@ -247,7 +249,9 @@ class Run:
         """Everything that can be wrong is found here, before the folder is touched."""
         config = self.config
         engine = Engine.create(self.device, config.train)
-        data = load_dataset(config.dataset, self.data, config.image_size)
+        data = self.data
+        if not isinstance(data, DataSet):
+            data = load_dataset(config.dataset, data, config.image_size)
         arrivals = build_arrivals(config, data.train.classes)
         stream = Stream(data.train, data.test, arrivals, config.class_seed)
         if find_method(config.method).uses_memory:

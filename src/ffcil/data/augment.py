@@ -107,6 +107,8 @@ class Augmentation:
         All tensors are on one device.
         """
         if self.crop is not None:
+            if not (self.brightness or self.auto):
+                return self.crop.train(images, rows, draws.box, draws.flip, self._normalise)
             values = self.crop.train(images, rows, draws.box, draws.flip)
             if self.brightness:
                 values.mul_(draws.brightness[:, None, None, None]).clamp_(0, 255).floor_()
@@ -148,11 +150,12 @@ class Augmentation:
         """The test transform of the images `rows` of a store, or of all: normalised float32, [B, 3, H, W]."""
         if self.crop is not None:
             rows = torch.arange(len(images), device=images.device) if rows is None else rows
-            return self._normalise(self.crop.test(images, rows))
+            return self.crop.test(images, rows, finish=self._normalise)
         square = _square(images)
         return self._normalise((square if rows is None else square[rows]).float())
 
     def _normalise(self, pixels: Tensor) -> Tensor:
+        """In place."""
         scale, shift = _scale_and_shift(self.mean, self.std, pixels.device)
         return pixels.mul_(scale).add_(shift)
 

@@ -37,43 +37,38 @@ def cached_arrays(key: str, make: Callable[[], Arrays]) -> dict[str, NDArray[np.
 def cached_folder(key: str, make: Callable[[Path], None]) -> Path:
     """A folder that `make` fills, at most once for a `key`.
 
-    It appears under its name only when it is whole, so that a killed process leaves nothing half made. Its draft is
-    locked while it is being made: a process that wants the same key waits for it, and removes what a killed one left.
+    It appears under its name only when it is whole. Until then it is a draft, locked while it is being made: a process
+    that wants the same key waits for it. A killed process leaves its draft, and `make` may go on from what is in it;
+    where `make` fails, nothing stays.
     """
     folder = cache_folder() / key
     folder.parent.mkdir(parents=True, exist_ok=True)
     while not folder.is_dir():
-        for draft in folder.parent.glob(f".{key}-*"):
-            with _locked(draft) as held:  # waits for a process at work; there is none where it is free
-                if held:
-                    shutil.rmtree(draft, ignore_errors=True)
-        if not folder.is_dir():
-            _make(folder, make)
+        draft = folder.with_name(f".{key}")
+        draft.mkdir(exist_ok=True)
+        with _locked(draft) as held:
+            if held is None:  # on a network file system that cannot lock folders: the first to finish gives the folder
+                _fill(Path(tempfile.mkdtemp(prefix=f".{key}-", dir=folder.parent)), folder, make)
+            elif held:
+                _fill(draft, folder, make)
     return folder
 
 
-def _make(folder: Path, make: Callable[[Path], None]) -> None:
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+def _fill(draft: Path, folder: Path, make: Callable[[Path], None]) -> None:
     try:
-        with _locked(draft):
-            if not draft.is_dir():
-                return  # taken for a left one in the moment before it was locked: once more
-            make(draft)
-            try:
-                draft.rename(folder)
-            except OSError:
-                if not folder.is_dir():  # not two processes that began at the same moment
-                    raise
-    finally:
+        make(draft)
+        draft.rename(folder)
+    except Exception as error:  # not for Ctrl-C: what there is can be taken up
         shutil.rmtree(draft, ignore_errors=True)
+        if not (isinstance(error, OSError) and folder.is_dir()):  # else another process was faster
+            raise
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Whether the lock is held. It goes with the process, however that ends.
+def _locked(folder: Path) -> Iterator[bool | None]:
+    """Whether the folder is locked and still the one of that name; None where folders cannot be locked.
 
-    It is not where the folder is gone, or on a network file system that cannot lock folders: then each process makes
-    its own draft, and the first to finish gives the folder.
+    The lock goes with the process, however that ends.
     """
     try:
         handle = os.open(folder, os.O_RDONLY)
@@ -83,9 +78,9 @@ def _locked(folder: Path) -> Iterator[bool]:
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
-            held = True
+            held: bool | None = folder.is_dir() and os.path.samestat(os.fstat(handle), folder.stat())
         except OSError:
-            held = False
+            held = None
         yield held
     finally:
         os.close(handle)

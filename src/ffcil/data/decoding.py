@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from rich.console import Console
 from rich.progress import track
-from torch import Tensor
 
 from ffcil.data.cache import cached_folder
+from ffcil.data.store import BadImage, Store, StoreDraft, open_store
 from ffcil.errors import InputError
 
 LONGEST = 16
 """times its short side: a longer image is no photograph, and would fill the store"""
 _AHEAD = 64  # images that may be decoded before they are written: what bounds the memory
 _NAMED = 20  # unreadable images that an error names; it counts the others
+_SECONDS = 10  # between two lines of progress where there is no terminal
 
 Decode = Callable[[Path | bytes], Image.Image]
-Stored = tuple[Tensor, Tensor]
-"""flat uint8 pixels; int64 [N, 2], height and width of each image"""
 
 
 class Encoded(NamedTuple):
@@ -54,12 +53,19 @@ def upright(content: Path | bytes) -> Image.Image:
 
 def decode_square(content: Path | bytes, size: int) -> Image.Image:
     """The middle square at `size` pixels."""
-    return ImageOps.fit(upright(content), (size, size), Image.Resampling.BILINEAR)
+    return middle_square(upright(content), size)
 
 
 def decode_whole(content: Path | bytes, short_side: int) -> Image.Image:
     """The full frame, its short side at `short_side` pixels."""
-    image = upright(content)
+    return whole_frame(upright(content), short_side)
+
+
+def middle_square(image: Image.Image, size: int) -> Image.Image:
+    return ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+
+
+def whole_frame(image: Image.Image, short_side: int) -> Image.Image:
     short, long = sorted(image.size)
     if long > LONGEST * short:
         raise ValueError(f"it is more than {LONGEST} times as long as wide")
@@ -67,57 +73,83 @@ def decode_whole(content: Path | bytes, short_side: int) -> Image.Image:
     return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
+class UnreadableImages(InputError):
+    """Images that cannot be read; `images` has all of them, the message the first few."""
+
+    def __init__(self, images: Sequence[BadImage], remedy: str = "remove or repair them") -> None:
+        named = "; ".join(f"{image.name} ({image.reason})" for image in images[:_NAMED])
+        others = f"; and {len(images) - _NAMED} more" if len(images) > _NAMED else ""
+        super().__init__(f"{len(images)} image(s) cannot be read, {remedy}: {named}{others}.")
+        self.images = tuple(images)
+
+
 def decoded(
-    key: str, images: Callable[[], Iterable[Encoded]], count: int, decode: Decode, planar: bool
-) -> tuple[Stored, Stored]:
+    key: str,
+    images: Callable[[], Iterable[Encoded]],
+    count: int,
+    decode: Decode,
+    planar: bool,
+    skip_bad: bool = False,
+) -> Store:
     """Training and test images, decoded at most once for a `key` and memory-mapped from then on.
 
     Args:
         images: called when they must be decoded; `count` of them
         planar: whether an image is stored as [3, height, width], or else as [height, width, 3]
+        skip_bad: leave out what cannot be read, instead of raising `UnreadableImages`
     """
-    folder = cached_folder(key, lambda draft: _write(draft, images(), count, decode, planar))
-    return _mapped(folder, 0), _mapped(folder, 1)
+
+    def write(folder: Path) -> None:
+        with StoreDraft(folder) as draft:
+            rest = itertools.islice(images(), len(draft), None)
+            for image, result in _shown(_in_order(rest, lambda image: _attempt(image, decode)), count, len(draft)):
+                if isinstance(result, str):
+                    draft.leave_out(image.name, result)
+                else:
+                    pixels = np.asarray(result)
+                    stored = pixels.transpose(2, 0, 1) if planar else pixels
+                    draft.add(image.part, stored, result.height, result.width)
+            if draft.bad and not skip_bad:
+                raise UnreadableImages(draft.bad)
+            draft.finish()
+
+    return open_store(cached_folder(key, write))
 
 
-def _write(folder: Path, images: Iterable[Encoded], count: int, decode: Decode, planar: bool) -> None:
-    sizes: tuple[list[tuple[int, int]], ...] = ([], [])
-    bad = []
-    shown = Console(stderr=True)
-    with ExitStack() as stack:
-        files = [stack.enter_context((folder / f"{part}.pixels").open("wb")) for part in (0, 1)]
-        results = track(
-            _in_order(images, lambda image: _attempt(image, decode)),
-            "Decoding images",
-            count,
-            console=shown,
-            transient=True,
-            disable=not sys.stderr.isatty(),
-        )
-        for image, result in results:
-            if isinstance(result, str):
-                bad.append(result)
-            elif not bad:  # else it would be for nothing
-                pixels = np.asarray(result)
-                files[image.part].write(np.ascontiguousarray(pixels.transpose(2, 0, 1) if planar else pixels).data)
-                sizes[image.part].append((result.height, result.width))
-    if bad:
-        others = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
-        raise InputError(
-            f"{len(bad)} image(s) cannot be read, remove or repair them: {'; '.join(bad[:_NAMED])}{others}."
-        )
-    for part, of_part in enumerate(sizes):
-        np.save(folder / f"{part}.sizes.npy", np.array(of_part, np.int64).reshape(-1, 2))
+def unreadable(images: Iterable[Encoded], count: int, decode: Decode) -> list[BadImage]:
+    """All images that cannot be decoded; nothing is written."""
+    results = _shown(_in_order(images, lambda image: _attempt(image, decode)), count, 0, "Reading images")
+    return [
+        BadImage(position, image.name, result)
+        for position, (image, result) in enumerate(results)
+        if isinstance(result, str)
+    ]
+
+
+def _shown(
+    results: Iterable[tuple[Encoded, Image.Image | str]], count: int, done: int, what: str = "Decoding images"
+) -> Iterator[tuple[Encoded, Image.Image | str]]:
+    """The same, with a bar on a terminal, and elsewhere a line now and then."""
+    if sys.stderr.isatty():
+        shown = Console(stderr=True)
+        yield from track(results, what, count, completed=done, console=shown, transient=True)
+        return
+    told = time.monotonic()
+    for number, result in enumerate(results, done + 1):
+        yield result
+        if time.monotonic() - told >= _SECONDS:
+            print(f"{what}: {number:,} of {count:,}", file=sys.stderr, flush=True)
+            told = time.monotonic()
 
 
 def _attempt(image: Encoded, decode: Decode) -> Image.Image | str:
-    """The image, or what is wrong."""
+    """The image, or what is wrong with it."""
     try:
         return decode(image.content)
     except Exception as error:  # a damaged file can bring a decoder to any of them
         # Pillow names a buffer by its address in memory, which tells nobody anything
         reason = "it is not an image in a known format" if isinstance(error, UnidentifiedImageError) else error
-        return f"{image.name} ({reason})"
+        return str(reason)
 
 
 def _in_order(
@@ -133,10 +165,3 @@ def _in_order(
                 yield first, result.result()
         for first, result in waiting:
             yield first, result.result()
-
-
-def _mapped(folder: Path, part: int) -> Stored:
-    path = folder / f"{part}.pixels"
-    # An empty file cannot be mapped. Copy on write: torch has no tensors that may only be read.
-    pixels = np.memmap(path, np.uint8, "c") if path.stat().st_size else np.empty(0, np.uint8)
-    return torch.from_numpy(pixels), torch.from_numpy(np.load(folder / f"{part}.sizes.npy"))

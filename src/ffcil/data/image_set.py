@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ffcil.data.placement import placed
 from ffcil.data.ragged import Images, RaggedImages
 
 
@@ -47,7 +48,9 @@ class ImageSet:
         return height, width
 
     def to(self, device: torch.device) -> ImageSet:
-        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
+        """On a GPU where the images fit; else they stay in pinned memory of the host, from where the GPU reads them."""
+        images = placed(self.images, device) if isinstance(self.images, Tensor) else self.images.to(device)
+        return replace(self, images=images, labels=self.labels.to(device))
 
     def content(self, rows: Tensor) -> bytes:
         """The pixels of some images, and their sizes where these differ, to tell one set from another."""

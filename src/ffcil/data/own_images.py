@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from ffcil.data.augment import Augmentation
-from ffcil.data.decoding import Encoded, decode_square, decode_whole, decoded
+from ffcil.data.decoding import Decode, Encoded, decode_square, decode_whole, decoded
 from ffcil.data.image_set import ImageSet
 from ffcil.data.ragged import Images, RaggedImages
 from ffcil.data.resized_crop import ResizedCrop
@@ -28,7 +29,7 @@ TEST_SHARE = 0.2
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 TRAIN, TEST, UNUSED = 0, 1, -1
 _TEST_NAMES = ("test", "val", "valid", "validation")  # the first that occurs is the test split
-_VERSION = 1  # of the decoding: another number where the same files would give other pixels
+_VERSION = 2  # of a store: another number where the same files would give another one
 
 
 @dataclass(frozen=True)
@@ -47,28 +48,53 @@ class Listing:
     content_key: str
     """another one where any content is another"""
 
+    @classmethod
+    def of_files(
+        cls, paths: Sequence[Path], labels: NDArray[np.int64], parts: NDArray[np.int64], class_names: tuple[str, ...]
+    ) -> Listing:
+        return cls(list(map(str, paths)), labels, parts, class_names, lambda: paths, file_key(paths))
+
+    def __len__(self) -> int:
+        """Images that are used."""
+        return int((self.parts != UNUSED).sum())
+
+    def counts(self, part: int) -> NDArray[np.int64]:
+        """Images of each class in a part, [classes]."""
+        return np.bincount(self.labels[self.parts == part], minlength=len(self.class_names))
+
     def encoded(self) -> Iterator[Encoded]:
         for name, content, part in zip(self.names, self.contents(), self.parts.tolist(), strict=True):
             if part != UNUSED:
                 yield Encoded(name, content, part)
 
-    def load(self, size: int) -> tuple[ImageSet, ImageSet]:
-        """Training and test images for a network whose input has side `size`."""
+    def key(self, size: int) -> str:
+        """Names the store of these images for a network whose input has side `size`."""
         short_side = short_side_for(size) if size >= LARGE else None
         key = hashlib.sha256(f"{_VERSION} {short_side} {size} {self.content_key}".encode())
         key.update(self.parts.tobytes())
-        count = int((self.parts != UNUSED).sum())
-        name = f"images-{key.hexdigest()[:16]}"
-        stores: tuple[Images, ...]
-        if short_side is None:
-            square = decoded(name, self.encoded, count, partial(decode_square, size=size), planar=True)
-            stores = tuple(pixels.view(-1, 3, size, size) for pixels, _ in square)
-        else:
-            whole = decoded(name, self.encoded, count, partial(decode_whole, short_side=short_side), planar=False)
-            stores = tuple(RaggedImages.packed(pixels, sizes) for pixels, sizes in whole)
+        return f"images-{key.hexdigest()[:16]}"
+
+    def decoder(self, size: int) -> Decode:
+        if size < LARGE:
+            return partial(decode_square, size=size)
+        return partial(decode_whole, short_side=short_side_for(size))
+
+    def load(self, size: int, skip_bad: bool = False) -> tuple[ImageSet, ImageSet]:
+        """Training and test images for a network whose input has side `size`; their store is made if need be.
+
+        Unreadable images are left out where `skip_bad`, or where they were when the store was made.
+        """
+        square = size < LARGE
+        store = decoded(self.key(size), self.encoded, len(self), self.decoder(size), square, skip_bad)
+        kept = self.parts.copy()
+        kept[np.flatnonzero(kept != UNUSED)[[image.position for image in store.left_out]]] = UNUSED
+        images: tuple[Images, ...] = tuple(
+            pixels.view(-1, 3, size, size) if square else RaggedImages.packed(pixels, sizes)
+            for pixels, sizes in store.parts
+        )
         train, test = (
-            ImageSet(store, torch.from_numpy(self.labels[self.parts == part]), self.class_names)
-            for part, store in zip((TRAIN, TEST), stores, strict=True)
+            ImageSet(images[part], torch.from_numpy(self.labels[kept == part]), self.class_names)
+            for part in (TRAIN, TEST)
         )
         return train, test
 
@@ -123,5 +149,5 @@ def file_key(paths: Iterable[Path]) -> str:
     key = hashlib.sha256()
     for path in paths:
         stat = path.stat() if path.exists() else None  # a dangling link is named with the unreadable images
-        key.update(f"{path}\0{stat and (stat.st_size, stat.st_mtime_ns)}\n".encode())
+        key.update(f"{os.path.abspath(path)}\0{stat and (stat.st_size, stat.st_mtime_ns)}\n".encode())
     return key.hexdigest()

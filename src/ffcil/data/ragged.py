@@ -12,6 +12,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from ffcil.data.placement import placed
+
 
 @dataclass(frozen=True, eq=False)
 class RaggedImages:
@@ -44,7 +46,7 @@ class RaggedImages:
         return self.pixels.device
 
     def to(self, device: torch.device) -> RaggedImages:
-        return RaggedImages(self.pixels.to(device), self.offsets.to(device), self.sizes.to(device))
+        return RaggedImages(placed(self.pixels, device), self.offsets.to(device), self.sizes.to(device))
 
     def image(self, row: int) -> Tensor:
         """One image, [3, height, width]: a view of the store."""

@@ -1,31 +1,28 @@
-"""Data sets by name: one small function each, from files to two `ImageSet`s."""
+"""Data sets by name, from files to two `ImageSet`s."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
+from torch.utils.data import Dataset
 
 from ffcil.data.augment import Augmentation
 from ffcil.data.cache import cache_folder
+from ffcil.data.decoding import UnreadableImages
 from ffcil.data.glyphs import CHARACTERS, GLYPHS_AUGMENTATION, glyphs
 from ffcil.data.image_set import ImageSet
-from ffcil.data.own_images import (
-    DEFAULT_SIZE,
-    TEST,
-    TRAIN,
-    Listing,
-    check_classes,
-    file_key,
-    own_augmentation,
-    stratified,
-)
+from ffcil.data.layouts import find_folder, list_folder
+from ffcil.data.own_images import DEFAULT_SIZE, Listing, own_augmentation
+from ffcil.data.published import PUBLISHED, download_published, find_published, list_published
 from ffcil.data.resized_crop import ResizedCrop
 from ffcil.data.tables import csv_file, list_csv, list_parquet, parquet_files
+from ffcil.data.torch_datasets import image_set_of
 from ffcil.errors import InputError, unknown
 
 
@@ -38,6 +35,12 @@ class DataSet:
     augmentation: Augmentation
 
 
+Load = Callable[[Path | None, int | None, bool], DataSet]
+ListImages = Callable[[Path | None], Listing]
+PHOTOGRAPH_SIZE = 224
+"""side of the network's input for published photographs"""
+
+
 @dataclass(frozen=True)
 class Source:
     """A data set that ffcil can load by name."""
@@ -46,10 +49,21 @@ class Source:
     classes: int | None
     """None: the user's own images, as many as they have"""
     image_size: int | None
-    load: Callable[[Path | None, int | None], DataSet]
-    """from the file or folder named with --data, and the side asked for"""
+    """side of all images; None: of any size"""
+    usual_size: int
+    """side of the network's input where `image_size` says nothing"""
+    load: Load
+    """from the file or folder named with --data, and the side asked for; whether unreadable images are left out"""
     find: Callable[[Path | None], str | None]
     """what is missing and how to get it; None where nothing is"""
+    list_images: ListImages | None = None
+    """names and labels, before anything is decoded; None where the images are no files of their own"""
+    origin: str = "you"
+    licence: str = "yours"
+    gigabytes: float | None = None
+    """to download; None: nothing, or not stated"""
+    counts: tuple[int | None, int | None] | None = None
+    """training and test images of the published split; None where it is not certain"""
 
 
 def data_folder() -> Path:
@@ -58,18 +72,50 @@ def data_folder() -> Path:
     return Path(named).expanduser() if named else cache_folder() / "data"
 
 
-def load_dataset(name: str, root: str | Path | None = None, image_size: int | None = None) -> DataSet:
-    """A data set by name (`ffcil datasets` lists them), from `root` where it needs files."""
+def find_source(name: str) -> Source:
     if name not in SOURCES:
         raise unknown("data set", name, SOURCES)
-    source = SOURCES[name]
+    return SOURCES[name]
+
+
+def load_dataset(
+    name: str, root: str | Path | None = None, image_size: int | None = None, skip_bad: bool = False
+) -> DataSet:
+    """A data set by name (`ffcil data list` has them), from `root` where it needs files.
+
+    Images are decoded once; `skip_bad` leaves out those that cannot be read, then and from then on.
+    """
+    source = find_source(name)
     native = source.image_size
     if image_size is not None and native is not None and image_size < native:
         raise InputError(f"Data set {name!r} has images of {native} pixels: leave image_size out, or ask for more.")
-    data = source.load(None if root is None else Path(root), image_size)
+    try:
+        data = source.load(None if root is None else Path(root), image_size, skip_bad)
+    except UnreadableImages as error:
+        raise UnreadableImages(error.images, remedy_for_bad_images(name, root, image_size)) from error
     if image_size is None or native is None or image_size == native:
         return data
     return replace(data, augmentation=enlarged(data.augmentation, image_size))
+
+
+def remedy_for_bad_images(name: str, root: str | Path | None, image_size: int | None) -> str:
+    source = find_source(name)
+    place = "" if root is None else f" --data {shlex.quote(str(root))}"
+    size = image_size or source.usual_size
+    return f"repair them, or leave them out with `ffcil data prepare {name}{place} --image-size {size} --skip-bad`"
+
+
+def dataset_of(
+    train: Dataset[Any], test: Dataset[Any], class_names: Sequence[str] | None = None, image_size: int | None = None
+) -> DataSet:
+    """Any two map-style `torch.utils.data.Dataset`s of (image, label), for `Run(config, data=...)`.
+
+    Images are kept in memory, as files of the same size would be stored: `image_set_of` says which are understood.
+    """
+    size = image_size or DEFAULT_SIZE
+    training, testing = (image_set_of(split, size, class_names) for split in (train, test))
+    names = max(training.class_names, testing.class_names, key=len)  # a test set may lack the last classes
+    return DataSet(replace(training, class_names=names), replace(testing, class_names=names), own_augmentation(size))
 
 
 def enlarged(augmentation: Augmentation, size: int) -> Augmentation:
@@ -81,7 +127,7 @@ def enlarged(augmentation: Augmentation, size: int) -> Augmentation:
 # --- glyphs: drawn, not downloaded ---------------------------------------------------------------------------------
 
 
-def _load_glyphs(root: Path | None, image_size: int | None) -> DataSet:
+def _load_glyphs(root: Path | None, image_size: int | None, skip_bad: bool) -> DataSet:
     train, test = glyphs()
     return DataSet(train, test, GLYPHS_AUGMENTATION)
 
@@ -108,7 +154,7 @@ def _find_cifar100(root: Path | None) -> str | None:
     )
 
 
-def _load_cifar100(root: Path | None, image_size: int | None) -> DataSet:
+def _load_cifar100(root: Path | None, image_size: int | None, skip_bad: bool) -> DataSet:
     from torchvision.datasets import CIFAR100
 
     root, problem = _cifar100_root(root), _find_cifar100(root)
@@ -134,67 +180,15 @@ def _load_cifar100(root: Path | None, image_size: int | None) -> DataSet:
     return DataSet(train, test, CIFAR100_AUGMENTATION)
 
 
-# --- anybody's own folder -----------------------------------------------------------------------------------------
-
-_HOW_FOLDER = "name with --data a folder that holds one folder a class, or train/ and test/ which hold those"
+# --- images in files ------------------------------------------------------------------------------------------------
 
 
-def _samples(root: Path) -> tuple[list[tuple[Path, int]], tuple[str, ...]]:
-    """(path, class) of every image below a folder of class folders, sorted by name."""
-    from torchvision.datasets import ImageFolder
+def _listed(list_images: ListImages, image_size: int | None, usual: int) -> Load:
+    """How images in files are loaded, whatever lists them."""
 
-    try:
-        found = ImageFolder(str(root), allow_empty=True)
-    except FileNotFoundError as error:
-        raise InputError(f"There are no class folders in {root}: {_HOW_FOLDER}.") from error
-    labels = np.array([label for _, label in found.samples], np.int64)
-    check_classes(labels, found.classes, root, "remove its folder")
-    return [(Path(path), label) for path, label in found.samples], tuple(found.classes)
-
-
-def _splits(root: Path) -> tuple[Path, Path] | None:
-    """The folders of training and test images; None where the root holds the classes themselves."""
-    train, tests = root / "train", [root / name for name in ("test", "val", "valid", "validation")]
-    test = next((folder for folder in tests if folder.is_dir()), None)
-    if train.is_dir() and test:
-        return train, test
-    if train.is_dir() or test:
-        raise InputError(f"{root} has only one of train/ and test/ (or val/): {_HOW_FOLDER}.")
-    return None
-
-
-def _find_folder(root: Path | None) -> str | None:
-    if root is None:
-        return f"Data set 'folder' needs images: {_HOW_FOLDER}."
-    return None if root.is_dir() else f"There is no folder {root}: {_HOW_FOLDER}."
-
-
-def _list_folder(root: Path | None) -> Listing:
-    if problem := _find_folder(root):
-        raise InputError(problem)
-    assert root is not None
-    if splits := _splits(root):
-        (train, names), (test, test_names) = (_samples(split) for split in splits)
-        if only := sorted(set(names) ^ set(test_names)):
-            raise InputError(
-                f"Class {only[0]!r} is in only one of train/ and test/ in {root}: give both the same classes."
-            )
-        samples, parts = train + test, np.repeat([TRAIN, TEST], [len(train), len(test)])
-        labels = np.array([label for _, label in samples], np.int64)
-    else:
-        samples, names = _samples(root)
-        labels = np.array([label for _, label in samples], np.int64)
-        parts = stratified(labels, len(names))
-    paths = [path for path, _ in samples]
-    return Listing(list(map(str, paths)), labels, parts, names, lambda: paths, file_key(paths))
-
-
-def _own(list_images: Callable[[Path | None], Listing]) -> Callable[[Path | None, int | None], DataSet]:
-    """How a user's own images are loaded, whatever lists them."""
-
-    def load(root: Path | None, image_size: int | None) -> DataSet:
-        size = image_size or DEFAULT_SIZE
-        train, test = list_images(root).load(size)
+    def load(root: Path | None, asked: int | None, skip_bad: bool) -> DataSet:
+        size = image_size or asked or usual
+        train, test = list_images(root).load(size, skip_bad)
         return DataSet(train, test, own_augmentation(size))
 
     return load
@@ -213,22 +207,68 @@ def _missing(find: Callable[[Path | None], object]) -> Callable[[Path | None], s
     return problem
 
 
+def _own(about: str, list_images: ListImages, find: Callable[[Path | None], object]) -> Source:
+    """A form in which people have images of their own."""
+    load = _listed(list_images, None, DEFAULT_SIZE)
+    return Source(about, None, None, DEFAULT_SIZE, load, _missing(find), list_images)
+
+
+def _published(name: str) -> Source:
+    facts = PUBLISHED[name]
+
+    def list_images(root: Path | None) -> Listing:
+        try:
+            return list_published(name, root, data_folder())
+        except InputError:  # it is not there, or a download broke off
+            if root is not None or facts.download is None:
+                raise
+        download_published(name, data_folder())
+        return list_published(name, root, data_folder())
+
+    usual = facts.image_size or PHOTOGRAPH_SIZE
+    load = _listed(list_images, facts.image_size, usual)
+    find = _missing(lambda root: find_published(name, root, data_folder()))
+    return Source(
+        about=facts.about,
+        classes=facts.classes,
+        image_size=facts.image_size,
+        usual_size=usual,
+        load=load,
+        find=find,
+        list_images=list_images,
+        origin=facts.origin,
+        licence=facts.licence,
+        gigabytes=facts.gigabytes,
+        counts=(facts.forms[0].train, facts.forms[0].test),
+    )
+
+
 SOURCES: dict[str, Source] = {
     "glyphs": Source(
         "characters of many scripts in random fonts, poses and colours over clutter; drawn here, no download",
         len(CHARACTERS),
         32,
+        32,
         _load_glyphs,
         lambda root: None,
+        origin="ffcil",
+        licence="MIT",
+        counts=(20_000, 5_000),
     ),
     "cifar100": Source(
-        "CIFAR-100: 50,000 + 10,000 images, through torchvision", 100, 32, _load_cifar100, _find_cifar100
+        "CIFAR-100: small photographs",
+        100,
+        32,
+        32,
+        _load_cifar100,
+        _find_cifar100,
+        origin="https://www.cs.toronto.edu/~kriz/cifar.html, through torchvision",
+        licence="not stated",
+        gigabytes=0.17,
+        counts=(50_000, 10_000),
     ),
-    "folder": Source(
-        "your own images: one folder a class, or train/ and test/", None, None, _own(_list_folder), _find_folder
-    ),
-    "parquet": Source(
-        "your own images in Parquet files: image, label, split", None, None, _own(list_parquet), _missing(parquet_files)
-    ),
-    "csv": Source("your own images by a CSV file: path, label, split", None, None, _own(list_csv), _missing(csv_file)),
+    **{name: _published(name) for name in PUBLISHED},
+    "folder": _own("your own images: one folder a class, or train/ and test/", list_folder, find_folder),
+    "parquet": _own("your own images in Parquet files: image, label, split", list_parquet, parquet_files),
+    "csv": _own("your own images by a CSV file: path, label, split", list_csv, csv_file),
 }

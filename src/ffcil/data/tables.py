@@ -126,7 +126,7 @@ def _splits(path: Path, table: pa.Table) -> list[str | None]:
 
 def _class_names(folder: Path, schema: pa.Schema) -> tuple[str, ...] | None:
     """From classes.txt beside the file, else from what Hugging Face writes into it."""
-    if names := _listed_classes(folder):
+    if names := listed_classes(folder):
         return names
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
@@ -160,7 +160,7 @@ def list_csv(root: Path | None) -> Listing:
     if missing:
         more = f" and {len(missing) - 1} more that are" if len(missing) > 1 else ", which is"
         raise InputError(f"{file} names {missing[0]}{more} not there: correct the paths, or take the lines out.")
-    labels, class_names = _labels([row["label"] for row in rows], _listed_classes(file.parent), file)
+    labels, class_names = _labels([row["label"] for row in rows], listed_classes(file.parent), file)
     if rows and "split" in rows[0]:
         parts = parts_of([row["split"] for row in rows], file)
     else:
@@ -192,7 +192,7 @@ def _csv_rows(file: Path) -> list[dict[str, str]]:
 # --- labels of either -----------------------------------------------------------------------------------------------
 
 
-def _listed_classes(folder: Path) -> tuple[str, ...] | None:
+def listed_classes(folder: Path) -> tuple[str, ...] | None:
     """One class a line."""
     path = folder / _CLASSES
     if not path.is_file():

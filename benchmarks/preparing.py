@@ -1,0 +1,72 @@
+"""Peak memory and time of preparing many photographs: a limit of 1.5 GiB for 100,000.
+
+python benchmarks/preparing.py --images 100000 --out results/preparing.json
+
+Made-up photographs of 500 x 375 pixels, a few hundred of them under many names, go through `ffcil data prepare` in a
+process of its own, whose largest resident memory is what counts; its workers are threads of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from loading import draw_photographs
+
+LIMIT = 1.5
+"""GiB"""
+DISTINCT = 200
+CLASSES = 100
+
+
+def make_tree(root: Path, images: int) -> Path:
+    """One folder a class; a file has many names, and each is decoded anew."""
+    originals = root / "originals"
+    originals.mkdir()
+    draw_photographs(originals, DISTINCT)
+    files = sorted(originals.iterdir())
+    for k in range(images):
+        folder = root / "classes" / f"{k % CLASSES:03d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        os.link(files[k % DISTINCT], folder / f"{k:06d}.jpg")
+    return root / "classes"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=100_000)
+    parser.add_argument("--image-size", type=int, default=112, help="the store's frames are 8/7 of it")
+    parser.add_argument("--folder", type=Path, help="for photographs and store (default: the system's temporary one)")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        tree = make_tree(Path(folder), options.images)
+        command = [sys.executable, "-m", "ffcil", "data", "prepare", str(tree), "--image-size", str(options.image_size)]
+        start = time.perf_counter()
+        subprocess.run(command, check=True, env={**os.environ, "FFCIL_CACHE": f"{folder}/cache"})
+        seconds = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20  # KiB on Linux
+    document = {
+        "command": f"python benchmarks/preparing.py --images {options.images} --image-size {options.image_size}",
+        "peak_gib": round(peak, 3),
+        "limit_gib": LIMIT,
+        "seconds": round(seconds, 1),
+        "images_per_second": round(options.images / seconds, 1),
+        "cores": os.cpu_count(),
+    }
+    print(json.dumps(document, indent=2))
+    if options.out:
+        options.out.write_text(json.dumps(document, indent=2) + "\n")
+    if peak > LIMIT:
+        raise SystemExit(f"{peak:.2f} GiB are more than {LIMIT} GiB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""From the folders of a data set to its `Listing`: one small function for each shape in which people hand them on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ffcil.data.own_images import TEST, TRAIN, Listing, check_classes, stratified
+from ffcil.data.tables import listed_classes
+from ffcil.errors import InputError
+
+HOW_FOLDER = "name with --data a folder that holds one folder a class, or train/ and test/ which hold those"
+Samples = Sequence[tuple[Path, int]]
+"""path and class of every image"""
+
+
+def of_samples(train: Samples, test: Samples, class_names: Sequence[str]) -> Listing:
+    """A listing of two splits."""
+    both = [*train, *test]
+    labels = np.array([label for _, label in both], np.int64)
+    parts = np.repeat([TRAIN, TEST], [len(train), len(test)])
+    return Listing.of_files([path for path, _ in both], labels, parts, tuple(class_names))
+
+
+# --- folders of classes ---------------------------------------------------------------------------------------------
+
+
+def find_folder(root: Path | None) -> Path:
+    if root is None:
+        raise InputError(f"Data set 'folder' needs images: {HOW_FOLDER}.")
+    if not root.is_dir():
+        raise InputError(f"There is no folder {root}: {HOW_FOLDER}.")
+    return root
+
+
+def list_folder(root: Path | None) -> Listing:
+    """Anybody's own: train/ and test/, or one folder of classes, of which a share of every class is for testing."""
+    root = find_folder(root)
+    if splits := _splits(root):
+        return list_splits(*splits)
+    samples, names = _samples(root)
+    labels = np.array([label for _, label in samples], np.int64)
+    return Listing.of_files([path for path, _ in samples], labels, stratified(labels, len(names)), names)
+
+
+def list_splits(train: Path, test: Path) -> Listing:
+    """Two folders with the same class folders in them."""
+    (train_samples, names), (test_samples, test_names) = _samples(train), _samples(test)
+    if only := sorted(set(names) ^ set(test_names)):
+        raise InputError(
+            f"Class {only[0]!r} is in only one of {train.name}/ and {test.name}/ in {train.parent}: give both the same "
+            "classes."
+        )
+    return of_samples(train_samples, test_samples, names)
+
+
+def _samples(root: Path) -> tuple[list[tuple[Path, int]], tuple[str, ...]]:
+    """Every image below a folder of class folders, sorted by name, and the classes."""
+    from torchvision.datasets import ImageFolder
+
+    try:
+        found = ImageFolder(str(root), allow_empty=True)
+    except FileNotFoundError as error:
+        raise InputError(f"There are no class folders in {root}: {HOW_FOLDER}.") from error
+    labels = np.array([label for _, label in found.samples], np.int64)
+    check_classes(labels, found.classes, root, "remove its folder")
+    return [(Path(path), label) for path, label in found.samples], tuple(found.classes)
+
+
+def _splits(root: Path) -> tuple[Path, Path] | None:
+    """The folders of training and test images; None where the root holds the classes themselves."""
+    train, tests = root / "train", [root / name for name in ("test", "val", "valid", "validation")]
+    test = next((folder for folder in tests if folder.is_dir()), None)
+    if train.is_dir() and test:
+        return train, test
+    if train.is_dir() or test:
+        raise InputError(f"{root} has only one of train/ and test/ (or val/): {HOW_FOLDER}.")
+    return None
+
+
+def list_train_test(root: Path) -> Listing:
+    return list_splits(root / "train", root / "test")
+
+
+# --- published shapes -----------------------------------------------------------------------------------------------
+
+
+def list_imagenet100(root: Path) -> Listing:
+    """100 classes of an ImageNet folder with train/ and val/: those in classes.txt where there is one, else the first
+    100 of the 1,000 in the order of NumPy's permutation with seed 1993. Sorted, as a folder of them alone would be."""
+    wnids = sorted(listed_classes(root) or _seeded_wnids())
+    train, test = (_of_classes(root / split, wnids) for split in ("train", "val"))
+    return of_samples(train, test, wnids)
+
+
+def _of_classes(split: Path, wnids: Sequence[str]) -> Samples:
+    if missing := [wnid for wnid in wnids if not (split / wnid).is_dir()]:
+        raise InputError(
+            f"{len(missing)} of the {len(wnids)} classes, {missing[0]} for one, have no folder in {split}: get "
+            "them, or list other classes in classes.txt beside train/, one a line."
+        )
+    return [(path, label) for label, wnid in enumerate(wnids) for path in sorted((split / wnid).iterdir())]
+
+
+def _seeded_wnids() -> list[str]:
+    from timm.data.imagenet_info import ImageNetInfo
+
+    wnids: list[str] = sorted(ImageNetInfo().label_names())  # type: ignore[no-untyped-call]
+    return [wnids[k] for k in np.random.RandomState(1993).permutation(1000)[:100]]
+
+
+def list_tiny_imagenet(root: Path) -> Listing:
+    """As published: val/ is one folder, and a table says which class an image is of. It serves as the test set."""
+    train, wnids = _samples(root / "train")
+    number = {wnid: label for label, wnid in enumerate(wnids)}
+    lines = (root / "val" / "val_annotations.txt").read_text(encoding="utf-8").splitlines()
+    test = [(root / "val" / "images" / name, number[wnid]) for name, wnid, *_ in map(str.split, lines)]
+    return of_samples(train, test, wnids)
+
+
+def list_cub(root: Path) -> Listing:
+    """As published: images.txt, image_class_labels.txt, train_test_split.txt and classes.txt, each a number and a word
+    a line."""
+
+    def table(name: str) -> dict[str, str]:
+        lines = (root / name).read_text(encoding="utf-8").splitlines()
+        return dict(line.split(maxsplit=1) for line in lines if line.strip())
+
+    paths, labels, training = table("images.txt"), table("image_class_labels.txt"), table("train_test_split.txt")
+    samples: dict[str, list[tuple[Path, int]]] = {"1": [], "0": []}
+    for number, path in paths.items():
+        samples[training[number].strip()].append((root / "images" / path.strip(), int(labels[number]) - 1))
+    return of_samples(samples["1"], samples["0"], list(table("classes.txt").values()))
+
+
+def list_torchvision(name: str, train: Sequence[str], test: str = "test") -> Callable[[Path], Listing]:
+    """One of torchvision's data sets below a root, by the names of its splits."""
+
+    def split(root: Path, split: str) -> tuple[list[tuple[Path, int]], Any]:
+        from torchvision import datasets
+
+        found = getattr(datasets, name)(str(root), split=split)
+        if not hasattr(found, "loader"):  # GTSRB has no way to ask for paths
+            return [(Path(path), label) for path, label in found._samples], found
+        found.loader = Path  # paths, not pixels: these are decoded with all the others
+        return [found[row] for row in range(len(found))], found
+
+    def list_images(root: Path) -> Listing:
+        splits = [split(root, each) for each in (*train, test)]
+        training = [sample for samples, _ in splits[:-1] for sample in samples]
+        testing, found = splits[-1]
+        names = getattr(found, "classes", None) or [f"{k:05d}" for k in range(1 + max(label for _, label in training))]
+        return of_samples(training, testing, names)
+
+    return list_images

@@ -1,0 +1,170 @@
+"""A store on disk: pixels of training and test images, their sizes, what was left out, and a checksum."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from array import array
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ffcil.errors import InputError
+
+PARTS = (0, 1)
+"""training and test"""
+_TOGETHER = 256  # images between two entries in the journal
+_JOURNAL, _ABOUT = "journal.jsonl", "store.json"
+_BLOCK = 2**24  # bytes read at a time
+
+
+class BadImage(NamedTuple):
+    """An image that cannot be used."""
+
+    position: int
+    """among the images of the data set that have a part"""
+    name: str
+    reason: str
+
+
+class Store(NamedTuple):
+    """A store, memory-mapped."""
+
+    parts: tuple[tuple[Tensor, Tensor], ...]
+    """of training and test: flat uint8 pixels; int64 [N, 2], height and width of each image"""
+    left_out: tuple[BadImage, ...]
+
+
+def open_store(folder: Path) -> Store:
+    left_out = tuple(BadImage(*image) for image in _about(folder)["left_out"])
+    return Store(tuple(_mapped(folder, part) for part in PARTS), left_out)
+
+
+def verify_store(folder: Path) -> None:
+    """The pixels are those that were written."""
+    for part, written in zip(PARTS, _about(folder)["sha256"], strict=True):
+        path = folder / _pixels(part)
+        if not path.is_file() or _digest(path).hexdigest() != written:
+            raise InputError(f"{path} is not what was written there: remove {folder}, and it is made again.")
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    try:
+        about: dict[str, Any] = json.loads((folder / _ABOUT).read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"The store {folder} is damaged ({error}): remove it, and it is made again.") from error
+    return about
+
+
+def _pixels(part: int) -> str:
+    return f"{part}.pixels"
+
+
+def _mapped(folder: Path, part: int) -> tuple[Tensor, Tensor]:
+    path = folder / _pixels(part)
+    # An empty file cannot be mapped. Copy on write: torch has no tensors that may only be read.
+    pixels = np.memmap(path, np.uint8, "c") if path.stat().st_size else np.empty(0, np.uint8)
+    return torch.from_numpy(pixels), torch.from_numpy(np.load(folder / f"{part}.sizes.npy"))
+
+
+def _digest(path: Path) -> Any:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest
+
+
+class StoreDraft:
+    """A store being written, image after image. Opened again after a kill, it goes on behind the last whole entry."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.sizes = tuple(array("q") for _ in PARTS)  # height, width, height, ...
+        self.bad: list[BadImage] = []
+        self._recall()
+        self._digests = [_digest(folder / _pixels(part)) for part in PARTS]
+        self._files = [(folder / _pixels(part)).open("ab") for part in PARTS]
+        self._journal = (folder / _JOURNAL).open("a", encoding="utf-8")
+        self._entry: list[Any] = []
+
+    def __enter__(self) -> StoreDraft:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, where: TracebackType | None) -> None:
+        for file in (*self._files, self._journal):
+            file.close()
+
+    def __len__(self) -> int:
+        """Images so far, bad ones included."""
+        return sum(len(sizes) for sizes in self.sizes) // 2 + len(self.bad)
+
+    def _recall(self) -> None:
+        """Take up what the journal vouches for, and cut off what was written after it."""
+        entries = []
+        if (self.folder / _JOURNAL).is_file():
+            with suppress(ValueError):  # the last line may be torn
+                for line in (self.folder / _JOURNAL).read_text(encoding="utf-8").splitlines():
+                    entries.append(json.loads(line))
+        for image in (image for entry in entries for image in entry):
+            self._note(image)
+        wanted = [3 * int(np.prod(self._shapes(part), axis=1).sum()) for part in PARTS]
+        paths = [self.folder / _pixels(part) for part in PARTS]
+        for path in paths:
+            path.touch()
+        if any(path.stat().st_size < length for path, length in zip(paths, wanted, strict=True)):  # the power failed
+            self.sizes, self.bad, entries, wanted = tuple(array("q") for _ in PARTS), [], [], [0, 0]
+        for path, length in zip(paths, wanted, strict=True):
+            with path.open("r+b") as file:
+                file.truncate(length)
+        lines = "".join(json.dumps(entry) + "\n" for entry in entries)
+        (self.folder / _JOURNAL).write_text(lines, encoding="utf-8")
+
+    def _note(self, image: list[Any]) -> None:
+        if isinstance(image[0], str):
+            self.bad.append(BadImage(len(self), *image))
+        else:
+            self.sizes[image[0]].extend(image[1:])
+
+    def _shapes(self, part: int) -> NDArray[np.int64]:
+        return np.array(self.sizes[part], np.int64).reshape(-1, 2)
+
+    def add(self, part: int, pixels: NDArray[np.uint8], height: int, width: int) -> None:
+        """The next image."""
+        content = np.ascontiguousarray(pixels).data
+        self._files[part].write(content)
+        self._digests[part].update(content)
+        self._enter([part, height, width])
+
+    def leave_out(self, name: str, reason: str) -> None:
+        """The next image is a bad one."""
+        self._enter([name, reason])
+
+    def _enter(self, image: list[Any]) -> None:
+        self._note(image)
+        self._entry.append(image)
+        if len(self._entry) == _TOGETHER:
+            for file in self._files:
+                file.flush()
+            self._journal.write(json.dumps(self._entry) + "\n")
+            self._journal.flush()
+            self._entry = []
+
+    def finish(self) -> None:
+        """Close the store and write its index."""
+        for file in self._files:
+            file.flush()
+            os.fsync(file.fileno())  # the folder gets its name next, and a name says that all is there
+        self.__exit__(None, None, None)
+        for part in PARTS:
+            np.save(self.folder / f"{part}.sizes.npy", self._shapes(part))
+        about = {"left_out": self.bad, "sha256": [digest.hexdigest() for digest in self._digests]}
+        (self.folder / _ABOUT).write_text(json.dumps(about), encoding="utf-8")
+        (self.folder / _JOURNAL).unlink()

@@ -1,0 +1,74 @@
+"""From any map-style `torch.utils.data.Dataset` of (image, label) to an `ImageSet`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ffcil.data.decoding import middle_square, whole_frame
+from ffcil.data.image_set import ImageSet
+from ffcil.data.own_images import DEFAULT_SIZE, LARGE, short_side_for
+from ffcil.data.ragged import Images, RaggedImages
+from ffcil.errors import InputError
+
+
+def image_set_of(
+    dataset: Dataset[Any], image_size: int = DEFAULT_SIZE, class_names: Sequence[str] | None = None
+) -> ImageSet:
+    """All items of a data set in memory, for a network whose input has side `image_size`.
+
+    Args:
+        dataset: has a length; an item is (image, label). An image is a PIL image, or a tensor [1 or 3, H, W] that is
+            uint8 or, in [0, 1], floating; a label is a whole number from 0 on. Leave random transforms and
+            normalisation out: they come later, on the device.
+        class_names: default: the data set's `classes`, else the numbers
+    """
+    frames: list[Tensor] = []
+    labels: list[int] = []
+    for row in range(len(dataset)):  # type: ignore[arg-type]
+        image, label = dataset[row]
+        frames.append(_frame(image, image_size, row))
+        labels.append(int(label))
+    names = class_names or getattr(dataset, "classes", None) or range(1 + max(labels, default=-1))
+    if labels and not 0 <= min(labels) <= max(labels) < len(names):
+        wrong = min(labels) if min(labels) < 0 else max(labels)
+        raise InputError(f"An image has label {wrong}, but there are {len(names)} classes: number them from 0 on.")
+    return ImageSet(_stored(frames, image_size), torch.tensor(labels, dtype=torch.int64), tuple(map(str, names)))
+
+
+def _frame(image: Any, size: int, row: int) -> Tensor:
+    """[height, width, 3], scaled as a file's image would be."""
+    if isinstance(image, Tensor):
+        image = _pil(image, row)
+    if not isinstance(image, Image.Image):
+        raise InputError(
+            f"Item {row} of the data set has an image of type {type(image).__name__}: give PIL images or tensors."
+        )
+    image = image.convert("RGB")
+    scaled = middle_square(image, size) if size < LARGE else whole_frame(image, short_side_for(size))
+    return torch.from_numpy(np.array(scaled))
+
+
+def _pil(image: Tensor, row: int) -> Image.Image:
+    if image.ndim != 3 or image.shape[0] not in (1, 3):
+        raise InputError(f"Item {row} of the data set is a tensor {list(image.shape)}: give [1 or 3, height, width].")
+    if image.dtype != torch.uint8:
+        if not image.is_floating_point() or image.min() < 0 or image.max() > 1:
+            raise InputError(
+                f"Item {row} of the data set is {image.dtype} and not in [0, 1]: give uint8, or drop what scales it."
+            )
+        image = (image * 255).round().to(torch.uint8)
+    return Image.fromarray(image.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
+
+
+def _stored(frames: Sequence[Tensor], size: int) -> Images:
+    pixels = torch.cat([torch.empty(0, dtype=torch.uint8), *(frame.view(-1) for frame in frames)])
+    if size < LARGE:
+        return pixels.view(-1, size, size, 3).permute(0, 3, 1, 2).contiguous()
+    return RaggedImages.packed(pixels, torch.tensor([frame.shape[:2] for frame in frames]).view(-1, 2).long())

@@ -1,0 +1,283 @@
+"""`ffcil data`: list, prepare, check, show, on every kind of file that people have."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import TensorDataset
+from torchvision.datasets import FakeData
+
+import ffcil
+from conftest import small_config
+from ffcil.cli import main
+from ffcil.data.published import PUBLISHED
+from ffcil.data.sources import load_dataset
+from ffcil.data.torch_datasets import image_set_of
+from ffcil.errors import InputError
+from ffcil.run import Run, _augmentation
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def ffcil_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command line in this process: status, standard output, standard error."""
+    monkeypatch.setenv("FFCIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FFCIL_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ffcil", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    return command
+
+
+def photograph(path: Path, colour: int = 0, size: tuple[int, int] = (60, 40)) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    noise = np.random.default_rng(len(path.name)).integers(0, 60, (size[1], size[0], 3), np.uint8)
+    noise[..., colour % 3] += 150
+    Image.fromarray(noise).save(path)
+    return path
+
+
+def tree(root: Path, classes: int = 3, train: int = 4, test: int = 2) -> Path:
+    for c in range(classes):
+        for split, images in (("train", train), ("test", test)):
+            for k in range(images):
+                photograph(root / split / f"n{c:08d}" / f"0.{k}_ship _ ship_0.{k}.jpg", c)
+    return root
+
+
+def damage(root: Path) -> list[Path]:
+    """Three files of a class that no program can read: empty, cut off, no image."""
+    folder = root / "train" / "n00000001"
+    whole = (folder / "0.0_ship _ ship_0.0.jpg").read_bytes()
+    contents = {"zero bytes.jpg": b"", "cut off.jpg": whole[: len(whole) // 2], "tëxt.jpg": b"no image"}
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    return [folder / name for name in contents]
+
+
+def test_list(ffcil_data: Command) -> None:
+    status, out, _ = ffcil_data("data", "list", "--json")
+    rows = {row["name"]: row for row in json.loads(out)}
+    assert status == 0
+    assert {"glyphs", "cifar100", "cars", "imagenet-a", "folder", "parquet", "csv", *PUBLISHED} == set(rows)
+    assert rows["cars"]["train_images"] == 8144
+    assert not rows["cars"]["found"]
+    assert "`ffcil data prepare cars` downloads it" in rows["cars"]["missing"]
+    for row in rows.values():
+        assert row["origin"]
+        assert row["licence"]
+    _, out, _ = ffcil_data("data", "list")
+    assert "cub200  200 classes, 9,430 + 2,358 images, 1.2 GB  not here" in out
+    assert "https://github.com/LAMDA-CL/LAMDA-PILOT#-datasets" in out  # no address is broken over lines
+
+
+def test_a_tree_like_imagenet_a_from_prepare_to_a_run(
+    ffcil_data: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The published shape with 3 classes of few images, the recipe as it is, and a ViT with random weights."""
+    published = PUBLISHED["imagenet-a"]
+    forms = (replace(published.forms[0], train=12, test=6),)
+    monkeypatch.setitem(PUBLISHED, "imagenet-a", replace(published, classes=3, forms=forms))
+    there = ["--data", str(tree(tmp_path / "imagenet-a"))]
+    status, out, err = ffcil_data("data", "check", "imagenet-a", *there)
+    assert (status, err) == (0, "")
+    assert "12 training and 6 test images as published" in out
+    assert "18 images read, all of them whole" in out
+    assert "store for image_size=224: not prepared yet" in out
+    status, out, err = ffcil_data("data", "prepare", "imagenet-a", *there)
+    assert (status, err) == (0, "")
+    assert out == ("imagenet-a: 12 training and 6 test images of 3 classes, ready for image_size=224\n")
+    assert "checksums right" in ffcil_data("data", "check", "imagenet-a", *there)[1]
+    cut = {"method": "simplecil", "backbone": "vit_tiny_patch16_224", "weights": None, "arrivals.sizes": "[2,1]"}
+    settings = [part for key, value in cut.items() for part in ("--set", f"{key}={'null' if value is None else value}")]
+    run = ("run", "imagenet-a", *there, "--device", "cpu", "--threads", "1", "--out", "run", *settings)
+    monkeypatch.setattr("ffcil.data.decoding.upright", None)  # nothing is decoded again
+    status, out, err = ffcil_data(*run)
+    assert status == 0, err
+    assert "prototype (scored)" in out
+
+
+def test_bad_images_are_all_named_and_left_out_where_asked(ffcil_data: Command, tmp_path: Path) -> None:
+    root = tree(tmp_path / "mine")
+    bad = damage(root)
+    for command in ("check", "prepare"):
+        status, out, err = ffcil_data("data", command, str(root), "--image-size", "96")
+        assert status == 2
+        assert out == ""
+        assert err.count("\n") == 4  # a line for each, and the sentence
+        assert "ffcil: 3 image(s) cannot be read" in err
+        for path in bad:
+            assert f"{path}: " in err
+    assert f"`ffcil data prepare folder --data {root} --image-size 96 --skip-bad`" in err
+    config = small_config(dataset="folder", image_size=96, arrivals={"sizes": [2, 1]}, method="finetune")
+    with pytest.raises(InputError, match=r"3 image\(s\) cannot be read, repair them, or leave them out with `ffcil"):
+        Run(config, tmp_path / "run", data=root, device="cpu").execute()
+    status, out, err = ffcil_data("data", "prepare", str(root), "--image-size", "96", "--skip-bad", "--json")
+    assert status == 0
+    summary = json.loads(out)
+    assert summary["left_out"] == sorted(map(str, bad))
+    assert (summary["train_images"], summary["test_images"]) == (12, 6)
+    data = load_dataset("folder", root, 96)  # from now on
+    assert data.train.counts().tolist() == [4, 4, 4]
+    red_green_blue = data.augmentation.plain(data.train.images).mean(dim=(2, 3))
+    assert red_green_blue.argmax(1).tolist() == data.train.labels.tolist()  # labels still meet their images
+    assert Run(config, tmp_path / "run", data=root, device="cpu").execute()["sizes"] == [2, 1]
+    assert "; 3 left out" in ffcil_data("data", "prepare", str(root), "--image-size", "96")[1]
+    status, out, err = ffcil_data("data", "check", str(root), "--image-size", "96")
+    assert status == 0
+    assert "21 images read, 3 left out\nstore for image_size=96: checksums right" in out
+    assert all(f"{path}: " in err for path in bad)
+    photograph(bad[0])  # a repaired file is another source
+    with pytest.raises(InputError, match=r"2 image\(s\)"):
+        load_dataset("folder", root, 96)
+
+
+def test_a_store_that_was_changed_is_noticed(ffcil_data: Command, tmp_path: Path) -> None:
+    root = tree(tmp_path / "mine")
+    _, out, _ = ffcil_data("data", "prepare", str(root), "--json")
+    pixels = Path(json.loads(out)["store"]) / "0.pixels"
+    content = bytearray(pixels.read_bytes())
+    content[100] ^= 1
+    pixels.write_bytes(content)
+    status, _, err = ffcil_data("data", "check", str(root))
+    assert status == 2
+    assert "is not what was written there: remove" in err
+
+
+def test_show(ffcil_data: Command, tmp_path: Path) -> None:
+    root = tree(tmp_path / "my [b] photos")
+    photograph(root / "train" / "n00000002" / "long.jpg", 2, (200, 20))
+    status, out, err = ffcil_data("data", "show", str(root), "--image-size", "96")
+    assert status == 0, err
+    assert "13 training and 6 test images of 3 classes" in out
+    assert "4 (n00000000) to 5 (n00000002) (1.2 to 1)" in out
+    sheet = Image.open(tmp_path / "my [b] photos.png")
+    assert sheet.size == (1004, 3 * 118)
+    for c in range(3):  # each class's first image has its colour
+        assert int(np.argmax(sheet.getpixel((50, 118 * c + 66)))) == c
+    assert sheet.getpixel((900, 66)) == (255, 255, 255)  # there are but four
+    _, out, _ = ffcil_data("data", "show", str(root), "--class", "n00000002", "--out", "new/one.png", "--json")
+    about = json.loads(out)
+    assert about["per_class"][2] == {"class": "n00000002", "train_images": 5, "test_images": 2}
+    assert about["imbalance"] == 1.25
+    assert Image.open(about["sheet"]).size == (1004, 118)
+    assert "did you mean 'n00000002'" in ffcil_data("data", "show", str(root), "--class", "n0000002")[2]
+
+
+def test_an_embedded_set(ffcil_data: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FFCIL_CACHE")  # others have drawn it already
+    assert "ready for image_size=32" in ffcil_data("data", "prepare", "glyphs")[1]
+    assert ffcil_data("data", "check", "glyphs")[1] == "glyphs: 20,000 training and 5,000 test images as published\n"
+    assert ffcil_data("data", "show", "glyphs")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["check", "car"], "Unknown data set 'car': did you mean 'cars'?"),
+        (["check", "cars"], "'cars' is not in"),
+        (["prepare", "imagenet-a"], "get the archive linked at"),
+        (["prepare", "there/is/none"], "There is no file or folder there/is/none"),
+        (["check", "none.parquet"], "There is no file or folder none.parquet"),
+        (["show", "notes.txt"], "notes.txt is no folder, .parquet or .csv file"),
+        (["check", "empty"], "There are no class folders in empty"),
+        (["check", "empty", "--data", "empty"], "empty is a path already: drop --data"),
+        (["check", "list.csv"], "names missing.png, which is not there: correct the paths"),
+        (["check", "hollow"], "Class 'b' in hollow has no images: add some, or remove its folder."),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(ffcil_data: Command, tmp_path: Path, arguments: list[str], message: str) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "hollow" / "b").mkdir(parents=True)
+    photograph(tmp_path / "hollow" / "a" / "x.png")
+    (tmp_path / "list.csv").write_text("path,label\nmissing.png,a\n")
+    status, out, err = ffcil_data("data", *arguments)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_paths_say_what_they_are(ffcil_data: Command, tmp_path: Path) -> None:
+    photograph(tmp_path / "listed" / "a.png")
+    photograph(tmp_path / "listed" / "b.png")
+    (tmp_path / "listed" / "all.csv").write_text("path,label,split\na.png,x,train\nb.png,x,test\n")
+    for name in ("listed", "listed/all.csv"):
+        assert json.loads(ffcil_data("data", "prepare", name, "--json")[1])["name"] == "csv"
+    assert json.loads(ffcil_data("data", "prepare", str(tree(tmp_path / "t")), "--json")[1])["name"] == "folder"
+
+
+# --- from Python ----------------------------------------------------------------------------------------------------
+
+
+def test_any_torch_data_set(tmp_path: Path) -> None:
+    images = torch.randint(0, 256, (20, 3, 16, 16), dtype=torch.uint8)
+    labels = torch.arange(20) % 2
+    made = image_set_of(TensorDataset(images, labels), 16)
+    assert torch.equal(made.images, images)
+    assert made.labels.tolist() == labels.tolist()
+    assert made.class_names == ("0", "1")
+    assert torch.equal(image_set_of(TensorDataset(images / 255, labels), 16).images, images)
+    grey = image_set_of(TensorDataset(images[:, :1], labels), 16)
+    assert torch.equal(grey.images, images[:, :1].expand(-1, 3, -1, -1))
+    photographs = image_set_of(FakeData(3, (3, 150, 200), 2), 112)  # PIL images
+    assert photographs.images.sizes.tolist() == [[128, 170]] * 3
+    data = ffcil.dataset_of(TensorDataset(images, labels), TensorDataset(images[:4], labels[:4]), ["cat", "dog"], 16)
+    config = small_config(dataset="mine", method="finetune", arrivals={"sizes": [1, 1]})
+    summary = Run(config, tmp_path / "run", data=data, device="cpu", threads=1).execute()
+    assert summary["dataset"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("image", "label", "message"),
+    [
+        ("text", 0, "Item 0 of the data set has an image of type str"),
+        (torch.zeros(4, 8, 8), 0, r"is a tensor \[4, 8, 8\]: give \[1 or 3"),
+        (torch.full((3, 8, 8), -1.0), 0, r"not in \[0, 1\]: give uint8"),
+        (torch.zeros(3, 8, 8), -1, "An image has label -1, but there are 1 classes"),
+    ],
+)
+def test_torch_data_sets_that_do_not_fit(image: object, label: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        image_set_of([(image, label)], 8, ["a"])  # type: ignore[arg-type]
+
+
+# --- what a ViT gets ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("normalise", "mean", "std"),
+    [("auto", 0.0, 1.0), ("unit", 0.0, 1.0), ("weights", 0.5, 0.5), ("data", 0.485, 0.229)],
+)
+def test_both_conventions_of_pixels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, normalise: str, mean: float, std: float
+) -> None:
+    """[0, 1] as the published pre-trained methods have it, or the mean and deviation of the weights' own training."""
+    monkeypatch.setenv("FFCIL_CACHE", str(tmp_path / "cache"))
+    data = load_dataset("folder", tree(tmp_path / "x", 1), 96)
+    config = ffcil.resolve("cars-vit-tiny", {"normalise": normalise})  # augreg's weights: 0.5 and 0.5
+    augmentation = _augmentation(config, data)
+    rows = torch.arange(2)
+    values = augmentation.plain(data.train.images, rows)
+    grey = data.augmentation.crop.test(data.train.images, rows)  # type: ignore[union-attr]
+    assert torch.allclose(values[:, 0], (grey[:, 0] / 255 - mean) / std, atol=1e-5)
+    draws = augmentation.draw(2, torch.Generator().manual_seed(0), data.train.images.sizes[:2])  # type: ignore[union-attr]
+    low, high = -mean / std, (1 - mean) / std
+    trained = augmentation.train(data.train.images, rows, draws)[:, 0]
+    assert low - 1e-5 <= trained.min() < trained.max() <= high + 1e-5
+    assert trained.max() > (0.6 - mean) / std
