@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,10 @@ from ffcil.training import Engine
 settings.register_profile("ci", derandomize=True)  # CI tells of a change, not of luck; run by hand, tests explore
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+_cache = tempfile.TemporaryDirectory(prefix="ffcil-tests-")  # one for all processes of a session, not the user's
+os.environ.setdefault("FFCIL_CACHE_OF_TESTS", _cache.name)
+os.environ["FFCIL_CACHE"] = os.environ["FFCIL_CACHE_OF_TESTS"]
 
 AUGMENTATION = Augmentation(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), padding=1, flip=True)
 

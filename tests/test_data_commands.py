@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -180,7 +181,7 @@ def test_show(ffcil_data: Command, tmp_path: Path) -> None:
 
 
 def test_an_embedded_set(ffcil_data: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FFCIL_CACHE")  # others have drawn it already
+    monkeypatch.setenv("FFCIL_CACHE", os.environ["FFCIL_CACHE_OF_TESTS"])  # others have drawn it already
     assert "ready for image_size=32" in ffcil_data("data", "prepare", "glyphs")[1]
     assert ffcil_data("data", "check", "glyphs")[1] == "glyphs: 20,000 training and 5,000 test images as published\n"
     assert ffcil_data("data", "show", "glyphs")[0] == 0
