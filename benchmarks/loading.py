@@ -116,6 +116,7 @@ class FromStore:
         self.generator, self.device = torch.Generator().manual_seed(0), store.device
         rows, draws = self.drawn(1)
         self.rows, self.draws = rows.to(self.device), Draws(*(part.to(self.device) for part in draws))
+        self.store = store  # a captured graph does not keep alive what it reads
         self.step = step_of(augmentation, store, self.rows, self.draws)
 
     def drawn(self, batches: int) -> tuple[Tensor, Draws]:

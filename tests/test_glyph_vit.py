@@ -109,8 +109,8 @@ def test_it_tells_characters_apart_that_it_has_never_seen(embedded: ViT) -> None
         pretrained = nearest_mean_accuracy(embedded(train), embedded(test), len(some))
         untrained = nearest_mean_accuracy(random(train), random(test), len(some))
     pixels = nearest_mean_accuracy(train.flatten(1), test.flatten(1), len(some))
-    assert pretrained > 3 * max(untrained, pixels)
-    assert pretrained > 0.25  # chance is 0.04
+    assert pretrained > 0.8  # chance is 0.04
+    assert max(untrained, pixels) < 0.2
 
 
 def test_the_script_in_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: ModuleType) -> None:
