@@ -29,17 +29,23 @@ LAYERS = [
     ["methods.*"],  # a method may build on another
     ["methods"],
     ["progress"],
-    ["run"],
+    ["run", "loggers"],
     ["report.records"],
     ["report.tables"],
     ["report.figures"],
     ["report.page"],
     ["report"],
+    ["run_state", "estimate", "executors.mps", "executors.job"],
+    ["executors.loop", "study", "watch"],
+    ["executors.local", "executors.ray", "executors.slurm"],
+    ["study_run"],
     ["demo", "listing"],
+    ["commands.options"],
+    ["commands.study"],
     ["cli"],
     ["__main__"],
 ]
-FREE = {"", "models", "data", "recipes"}  # packages that hold nothing but their parts
+FREE = {"", "models", "data", "recipes", "executors", "commands"}  # packages that hold nothing but their parts
 
 
 def module_name(path: Path) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ffcil import __version__
+from ffcil.commands.options import AsJson, Data, Device, Imports, Logs, listed, stoppable
+from ffcil.commands.study import study
 from ffcil.errors import InputError, unknown
 
 app = typer.Typer(
@@ -22,16 +22,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")]
-Data = Annotated[
-    Path | None,
-    typer.Option("--data", help="File or folder of the data set (default: $FFCIL_DATA or the cache)."),
-]
-Imports = Annotated[
-    list[str] | None, typer.Option("--import", metavar="FILE", help="Python file that registers methods of your own.")
-]
-Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda (default: cuda where there is one).")]
 
 
 def _show_version(show: bool) -> None:
@@ -160,6 +150,7 @@ def run(
     device: Device = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads (default: all cores).", min=1)] = None,
     imports: Imports = None,
+    logs: Logs = None,
     as_json: AsJson = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")] = False,
 ) -> None:
@@ -169,15 +160,17 @@ def run(
     config = resolve(recipe, parse_assignments(assignments or []))
     from rich.console import Console
 
-    from ffcil.progress import Shown
+    from ffcil.loggers import listeners
+    from ffcil.progress import Noted, Several, Shown
     from ffcil.run import Run
 
     _import_methods(imports)
-    made = Run(config, out, data=data, device=device, threads=threads, listener=Shown(Console(stderr=True)))
+    listener = Several(Shown(Console(stderr=True)), Noted(), *listeners(listed(logs), config))
+    made = Run(config, out, data=data, device=device, threads=threads, listener=listener)
     if dry_run:
         _print_json(made.config.model_dump(mode="json"))
         return
-    with _stoppable():
+    with stoppable():
         summary = made.execute()
     if as_json:
         _print_json(summary)
@@ -204,10 +197,12 @@ def demo(
 ) -> None:
     """Equ.T, FF.org and FF.ours on the embedded data set: a table here, and a page to open."""
     from ffcil.demo import run_demo
-    from ffcil.recipe import parse_assignments
 
-    with _stoppable():
-        run_demo(method, seeds, out, parse_assignments(assignments or []), jobs)
+    with stoppable():
+        run_demo(method, seeds, out, assignments or [], jobs)
+
+
+app.command()(study)
 
 
 @app.command()
@@ -274,16 +269,6 @@ def _import_methods(files: list[str] | None) -> None:
 
     for file in files or []:
         load_methods(file)
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Ctrl-C ends a command with a sentence and status 130."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        print("ffcil: stopped; the same command continues from here.", file=sys.stderr)
-        raise typer.Exit(130) from None
 
 
 def main() -> None:

@@ -1,0 +1,1 @@
+"""The commands, a file each; `ffcil.cli` attaches them."""

@@ -1,0 +1,48 @@
+"""Options that several commands share, and what Ctrl-C does to a command."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", help="File or folder of the data set (default: $FFCIL_DATA or the cache)."),
+]
+Imports = Annotated[
+    list[str] | None, typer.Option("--import", metavar="FILE", help="Python file that registers methods of your own.")
+]
+Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda (default: cuda where there is one).")]
+Logs = Annotated[
+    list[str] | None,
+    typer.Option("--log", metavar="NAME", help="Log to tensorboard (in the run's folder) or wandb too."),
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a field of every run; `ffcil fields` lists them."),
+]
+
+
+def listed(texts: list[str] | None) -> list[str]:
+    """`["a,b", "c"]` as a, b, c."""
+    return [part.strip() for text in texts or [] for part in text.split(",") if part.strip()]
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Ctrl-C, or being told to end, ends a command with a sentence and status 130."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("ffcil: stopped; the same command continues from here.", file=sys.stderr)
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
