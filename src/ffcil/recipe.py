@@ -13,6 +13,8 @@ from pydantic import BaseModel
 from ffcil.config import ARRIVALS, RunConfig, Settings, validate
 from ffcil.errors import InputError, unknown
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a study reads a recipe for each of its runs
+
 
 def recipe_names() -> list[str]:
     return sorted(
@@ -39,7 +41,7 @@ def load_recipe(name: str) -> dict[str, Any]:
 def read_yaml(what: str, text: str) -> dict[str, Any]:
     """The mapping of fields in a YAML text; `what` names it in errors."""
     try:
-        content = yaml.safe_load(text)
+        content = yaml.load(text, _LOADER)
     except (yaml.YAMLError, ValueError) as error:
         raise InputError(f"{what} is not YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(content, dict):

@@ -96,7 +96,7 @@ def narrow(
     of every group's. `methods` keeps those that are named; one that no group has joins the groups of its kind (on a
     pre-trained backbone or not), or all where no group is of its kind.
     """
-    changed: dict[str, Any] = {"groups": _narrow_methods(_narrow_datasets(study.groups, datasets), methods)}
+    changed: dict[str, Any] = {"groups": _narrow_datasets(_narrow_methods(study.groups, methods), datasets)}
     if seeds:
         changed["seeds"] = tuple(dict.fromkeys(seeds))
     over = parse_assignments(assignments)

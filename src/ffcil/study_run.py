@@ -82,10 +82,9 @@ def list_runs(study: Study, jobs: Sequence[Job], out: Path, executor: Executor) 
             left += max(0.0, seconds - state.seconds)
     console = Console(soft_wrap=True)
     console.print(table)
-    to_run = sum(not job.done for job in jobs)
-    at_a_time = min(executor.slots, max(to_run, 1))
-    console.print(f"{len(jobs)} runs in {out}/runs, {to_run} of them to run, {at_a_time} at a time", highlight=False)
+    console.print(_outline(jobs, out, executor), highlight=False)
     if left:
+        at_a_time = min(executor.slots or 1, sum(not job.done for job in jobs))
         console.print(f"about {in_words(left / at_a_time)} ({in_words(left)} one after another)", highlight=False)
     if unknown:
         kinds = ", ".join(dict.fromkeys(unknown))
@@ -94,16 +93,16 @@ def list_runs(study: Study, jobs: Sequence[Job], out: Path, executor: Executor) 
         console.print(f"missing: {problem}", highlight=False, markup=False)
 
 
+def _outline(jobs: Sequence[Job], out: Path, executor: Executor) -> str:
+    to_run = sum(not job.done for job in jobs)
+    how = f", {min(executor.slots, to_run)} at a time" if executor.slots and to_run else ""
+    return f"{len(jobs)} runs in {out}/runs, {to_run} of them to run{how}"
+
+
 def run_study(study: Study, jobs: Sequence[Job], out: Path, executor: Executor) -> dict[str, str]:
     """Carry out what is missing, then show the table and write the page. Returns why runs failed, by label."""
     start, console = time.perf_counter(), Console()
-    to_run = sum(not job.done for job in jobs)
-    at_a_time = min(executor.slots, max(to_run, 1))
-    console.print(
-        f"{study.title}\n{len(jobs)} runs in {out}/runs, {to_run} of them to run, {at_a_time} at a time",
-        highlight=False,
-        markup=False,
-    )
+    console.print(f"{study.title}\n{_outline(jobs, out, executor)}", highlight=False, markup=False)
     failed = carry_out(study, jobs, out, executor, console)
     if _comparable(study):
         show_results(jobs, out, study.title, console)
@@ -124,7 +123,7 @@ def carry_out(study: Study, jobs: Sequence[Job], out: Path, executor: Executor, 
         for dataset, data, image_size in wanted:
             load_dataset(dataset, data, image_size)  # drawn, downloaded or decoded once, before the runs share it
     write_study(study, out)
-    with Watch(console, jobs, executor.slots) as watch:
+    with Watch(console, jobs) as watch:
         return run_jobs(jobs, executor, watch)
 
 

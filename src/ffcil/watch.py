@@ -23,8 +23,8 @@ class Watch:
 
     every = 0.5
 
-    def __init__(self, console: Console, jobs: Sequence[Job], at_a_time: int) -> None:
-        self.console, self.jobs, self.at_a_time = console, jobs, at_a_time
+    def __init__(self, console: Console, jobs: Sequence[Job]) -> None:
+        self.console, self.jobs = console, jobs
         self.states = {job.label: read_state(job.folder) for job in jobs}
         self.running: set[str] = set()
         self.last = 0.0
@@ -119,4 +119,5 @@ class Watch:
             return ""
         mean = sum(known) / len(known)
         left = sum((s.total_seconds or mean) - s.seconds for s in self.states.values() if not s.done)
-        return f", about {in_words(left / self.at_a_time)} left"
+        at_work = sum(bool(self.states[label].sizes) for label in self.running)
+        return f", about {in_words(left / max(1, at_work))} left"

@@ -68,7 +68,7 @@ class Outcome:
 def attempt(job: Job) -> Outcome:
     """Carry out a job in this process, or take it up where it was broken off; what it says goes to its log."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    with (job.folder / LOG).open("a", encoding="utf-8") as log, redirect_stdout(log), redirect_stderr(log):
+    with (job.folder / LOG).open("a", buffering=1, encoding="utf-8") as log, redirect_stdout(log), redirect_stderr(log):
         sys.argv = job.command()
         try:
             if job.config.method not in METHODS:

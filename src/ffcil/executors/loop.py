@@ -33,8 +33,9 @@ class Attempt(Protocol):
 class Executor(AbstractContextManager["Executor"], Protocol):
     """Carries out jobs: entered before the first, left after the last."""
 
-    slots: int
-    """jobs at a time"""
+    @property
+    def slots(self) -> int | None:
+        """Jobs at a time; None: as many as there is room for, which it knows itself."""
 
     def start(self, job: Job) -> Attempt: ...
 
@@ -83,7 +84,7 @@ def run_jobs(jobs: Sequence[Job], executor: Executor, watch: Watcher, every: flo
     with executor:
         try:
             while queue.waiting or running:
-                while len(running) < executor.slots and (job := queue.take()):
+                while (executor.slots is None or len(running) < executor.slots) and (job := queue.take()):
                     running[job] = executor.start(job)
                 watch.look(running.keys())
                 time.sleep(every)

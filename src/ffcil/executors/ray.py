@@ -5,6 +5,7 @@ The study's folder, and the data sets, must be on a file system that every node 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -26,14 +27,15 @@ class RayExecutor:
             import ray
         except ImportError as error:
             raise InputError("--executor ray needs the package ray: pip install 'ffcil[ray]'.") from error
-        self.ray, self.address = ray, address
-        self.device, self.per_gpu = device, per_gpu or 1
-        self.slots = jobs or 10_000  # Ray holds back what there is no room for
+        self.ray: Any = ray
+        self.address, self.device, self.per_gpu = address, device, per_gpu or 1
+        self.slots = jobs
         self.task: Any = None
 
     def __enter__(self) -> Self:
         try:
-            self.ray.init(self.address, log_to_driver=False, configure_logging=False, include_dashboard=False)
+            started_here = {} if self.address else {"include_dashboard": False}
+            self.ray.init(self.address, log_to_driver=False, logging_level=logging.WARNING, **started_here)
         except (ConnectionError, ValueError) as error:
             raise InputError(
                 f"No Ray cluster answers at {self.address!r}: start one with `ray start --head`."
@@ -44,7 +46,7 @@ class RayExecutor:
 
     def _share(self) -> float:
         """Of a GPU, for each run."""
-        gpus = self.ray.cluster_resources().get("GPU", 0)  # type: ignore[no-untyped-call]
+        gpus = self.ray.cluster_resources().get("GPU", 0)
         if self.device is not None and self.device.startswith("cuda") and not gpus:
             raise InputError(
                 "Device 'cuda' is not in the Ray cluster: run with --device cpu, or add a node with a GPU."

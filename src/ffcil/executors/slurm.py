@@ -51,7 +51,7 @@ class SlurmExecutor:
         if cluster == "slurm" and shutil.which("sbatch") is None:
             raise InputError("There is no SLURM here (no sbatch on the PATH): go to a login node, or --executor local.")
         self.submitit, self.cluster = submitit, cluster
-        self.slots = jobs or 10_000  # SLURM holds back what there is no room for
+        self.slots = jobs
         gpus = {} if device == "cpu" else {"gpus_per_node": 1}
         self.parameters = {"name": "ffcil", "timeout_min": 1440, "cpus_per_task": 1, **gpus, **parameters}
 
