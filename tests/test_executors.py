@@ -312,6 +312,7 @@ def test_how_many_at_a_time(fake_mps: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_slurm_through_submitit(tmp_path: Path, colours: Path) -> None:
     """submitit's local executor: a job that is killed is sent again and goes on, and ends with the same records."""
+    pytest.importorskip("submitit")
     (first,) = small_jobs(tmp_path, colours, epochs=12, groups=one_setting())
     assert attempt(first) == DONE
     (tmp_path / "again").mkdir()
@@ -347,6 +348,7 @@ def one_setting(method: str = "icarl") -> list[dict[str, Any]]:
 @pytest.fixture
 def two_nodes(tmp_path: Path) -> Iterator[tuple[str, Callable[[], None]]]:
     """A Ray cluster of two nodes with a core each on this machine: its address, and what kills the second node."""
+    pytest.importorskip("ray")
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
     ray = [str(Path(sys.executable).with_name("ray")), "start", "--num-cpus=1", "--block"]
     sizes = ["--object-store-memory=80000000", "--node-ip-address=127.0.0.1"]

@@ -38,7 +38,7 @@ class WandbLogger(Logger):
     def __init__(self, folder: Path, config: RunConfig) -> None:
         import wandb
 
-        self.run = wandb.init(
+        self.run: Any = wandb.init(
             project="ffcil",
             id=hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16],
             name=folder.name,
@@ -48,18 +48,18 @@ class WandbLogger(Logger):
         )
 
     @property
-    def name(self) -> str | None:
-        return self.run.name
+    def name(self) -> str:
+        return str(self.run.name)
 
     @property
-    def version(self) -> str | None:
-        return self.run.id
+    def version(self) -> str:
+        return str(self.run.id)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         self.run.log(dict(metrics), step=step)
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        self.run.config.update(params)  # type: ignore[no-untyped-call]
+        self.run.config.update(params)
 
     def finalize(self, status: str) -> None:
         self.run.finish()
