@@ -46,6 +46,7 @@ def write_small_study(path: Path, colours: Path, epochs: int = 2, **changes: Any
 
 
 def small_jobs(tmp_path: Path, colours: Path, **changes: Any) -> list[Job]:
+    tmp_path.mkdir(exist_ok=True)
     study = load_study(str(write_small_study(tmp_path / "small.yaml", colours, **changes)))
     return jobs_of(study, tmp_path / "out", device="cpu")
 

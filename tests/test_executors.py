@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -346,9 +347,12 @@ def one_setting(method: str = "icarl") -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def two_nodes(tmp_path: Path) -> Iterator[tuple[str, Callable[[], None]]]:
+def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Callable[[], None]]]:
     """A Ray cluster of two nodes with a core each on this machine: its address, and what kills the second node."""
     pytest.importorskip("ray")
+    # a token of its own: the cluster takes no orders from others, and the user's token is left alone
+    for name, value in {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}.items():
+        monkeypatch.setenv(name, value)
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
     ray = [str(Path(sys.executable).with_name("ray")), "start", "--num-cpus=1", "--block"]
     sizes = ["--object-store-memory=80000000", "--node-ip-address=127.0.0.1"]

@@ -12,7 +12,7 @@ from ffcil.errors import InputError
 from ffcil.executors.local import LocalExecutor
 from ffcil.methods import find_method
 from ffcil.study import jobs_of, load_study, narrow
-from ffcil.study_run import carry_out, show_results
+from ffcil.study_run import PLAIN, carry_out, show_results
 
 
 def run_demo(method: str, seeds: int, out: Path, assignments: Sequence[str], jobs: int | None = None) -> None:
@@ -31,5 +31,5 @@ def run_demo(method: str, seeds: int, out: Path, assignments: Sequence[str], job
     if failed := carry_out(study, runs, out, LocalExecutor("cpu", jobs), console):
         label, why = next(iter(failed.items()))
         raise InputError(f"{label}: {why}")
-    show_results(runs, out, f"ffcil demo: {find_method(method).title} under free flow", console)
-    console.print(f"({time.perf_counter() - start:.0f} s)", highlight=False)
+    page = show_results(runs, out, f"ffcil demo: {find_method(method).title} under free flow", console)
+    console.print(f"Open {page}  ({time.perf_counter() - start:.0f} s)", **PLAIN)

@@ -24,6 +24,9 @@ from ffcil.run_state import read_state
 from ffcil.study import Study, missing_data, write_study
 from ffcil.watch import Watch
 
+PLAIN: Mapping[str, Any] = {"highlight": False, "soft_wrap": True, "markup": False}
+"""how a console prints a sentence with paths in it"""
+
 
 def default_out(recipe: str, datasets: Sequence[str]) -> Path:
     """`studies/` and the study's name; the folder itself for the study.yaml of one that has begun."""
@@ -82,15 +85,15 @@ def list_runs(study: Study, jobs: Sequence[Job], out: Path, executor: Executor) 
             left += max(0.0, seconds - state.seconds)
     console = Console(soft_wrap=True)
     console.print(table)
-    console.print(_outline(jobs, out, executor), highlight=False)
+    console.print(_outline(jobs, out, executor), **PLAIN)
     if left:
         at_a_time = min(executor.slots or 1, sum(not job.done for job in jobs))
-        console.print(f"about {in_words(left / at_a_time)} ({in_words(left)} one after another)", highlight=False)
+        console.print(f"about {in_words(left / at_a_time)} ({in_words(left)} one after another)", **PLAIN)
     if unknown:
         kinds = ", ".join(dict.fromkeys(unknown))
-        console.print(f"no earlier records to tell the time of {len(unknown)} runs by: {kinds}", highlight=False)
+        console.print(f"no earlier records to tell the time of {len(unknown)} runs by: {kinds}", **PLAIN)
     for problem in missing_data(jobs):
-        console.print(f"missing: {problem}", highlight=False, markup=False)
+        console.print(f"missing: {problem}", **PLAIN)
 
 
 def _outline(jobs: Sequence[Job], out: Path, executor: Executor) -> str:
@@ -102,17 +105,15 @@ def _outline(jobs: Sequence[Job], out: Path, executor: Executor) -> str:
 def run_study(study: Study, jobs: Sequence[Job], out: Path, executor: Executor) -> dict[str, str]:
     """Carry out what is missing, then show the table and write the page. Returns why runs failed, by label."""
     start, console = time.perf_counter(), Console()
-    console.print(f"{study.title}\n{_outline(jobs, out, executor)}", highlight=False, markup=False)
+    console.print(f"{study.title}\n{_outline(jobs, out, executor)}", **PLAIN)
     failed = carry_out(study, jobs, out, executor, console)
-    if _comparable(study):
-        show_results(jobs, out, study.title, console)
     done = sum(job.done for job in jobs)
-    console.print(f"{done} of {len(jobs)} runs done in {out}/runs  ({in_words(time.perf_counter() - start)})")
+    if done and _comparable(study):
+        console.print(f"Open {show_results(jobs, out, study.title, console)}", **PLAIN)
+    console.print(f"{done} of {len(jobs)} runs done in {out}/runs  ({in_words(time.perf_counter() - start)})", **PLAIN)
     by_label = {job.label: job for job in jobs}
     for label, why in failed.items():
-        console.print(
-            f"failed: {label}: {why} ({by_label[label].folder / LOG})", markup=False, highlight=False, soft_wrap=True
-        )
+        console.print(f"failed: {label}: {why} ({by_label[label].folder / LOG})", **PLAIN)
     return failed
 
 
@@ -132,11 +133,8 @@ def _comparable(study: Study) -> bool:
     return all(not group.vary and set(group.settings) <= set(SETTINGS) for group in study.groups)
 
 
-def show_results(jobs: Sequence[Job], out: Path, title: str, console: Console) -> None:
-    """The table here, and `report.html` in the study's folder, from the runs that are done."""
+def show_results(jobs: Sequence[Job], out: Path, title: str, console: Console) -> str:
+    """The table here, and `report.html` in the study's folder, from the runs that are done; gives the page's address."""
     runs = [load_run(job.folder) for job in jobs if job.done]
-    if not runs:
-        return
     console.print(terminal(compare(runs)))
-    page = write_page(runs, out / "report.html", title=title)
-    console.print(f"Open {page.resolve().as_uri()}", soft_wrap=True, highlight=False, markup=False)
+    return write_page(runs, out / "report.html", title=title).resolve().as_uri()

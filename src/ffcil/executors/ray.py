@@ -33,9 +33,13 @@ class RayExecutor:
         self.task: Any = None
 
     def __enter__(self) -> Self:
+        started_here = {} if self.address else {"include_dashboard": False}
         try:
-            started_here = {} if self.address else {"include_dashboard": False}
             self.ray.init(self.address, log_to_driver=False, logging_level=logging.WARNING, **started_here)
+        except self.ray.exceptions.AuthenticationError as error:
+            raise InputError(
+                f"The Ray cluster at {self.address!r} wants its token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN."
+            ) from error
         except (ConnectionError, ValueError) as error:
             raise InputError(
                 f"No Ray cluster answers at {self.address!r}: start one with `ray start --head`."
