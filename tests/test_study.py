@@ -20,7 +20,7 @@ from ffcil.executors.local import LocalExecutor
 from ffcil.report.records import load_run
 from ffcil.run import build_arrivals
 from ffcil.run_state import RunState, read_state
-from ffcil.study import Study, jobs_of, load_study, narrow, study_names, write_study
+from ffcil.study import Study, jobs_of, load_study, missing_data, narrow, study_names, write_study
 from ffcil.study_run import carry_out, list_runs
 from ffcil.watch import Watch
 from studies import SETTINGS, write_small_study
@@ -150,6 +150,16 @@ def test_each_recipe_has_its_own_data() -> None:
     assert places["imagenet100-der-FF.org"] == "/images/rest"
 
 
+def test_missing_data_are_told_by_recipe(tmp_path: Path) -> None:
+    made = jobs("table-main", datasets=["cars", "imagenet-a"], seeds=[0], data=[f"cars={tmp_path}"])
+    (problem,) = missing_data(made)
+    assert problem.startswith("imagenet-a: Data set 'folder' needs images")
+    study = load_study("table-main")
+    with pytest.raises(InputError, match="imagenet-a: Data set 'folder' needs images"):
+        carry_out(study, made[-1:], tmp_path / "out", LocalExecutor("cpu", 1), Console(quiet=True))
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_resolved_study_is_the_same_study(tmp_path: Path) -> None:
     study = narrow(
         load_study("figure-order"), datasets=["glyphs"], seeds=[2], assignments=["train.batch=8"], data=["x"]
@@ -272,7 +282,7 @@ def test_the_list_tells_time_from_earlier_records(
     listed = capsys.readouterr().out
     assert "9 of them to run, 2 at a time" in listed
     assert "one after another" in listed
-    assert "no earlier records to tell the time of 6 runs by: replay on folder" in listed
+    assert "no earlier records to tell the time of 6 runs by: replay on glyphs" in listed
 
 
 def test_the_table_and_the_lines_come_from_the_runs_files(

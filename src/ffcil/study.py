@@ -96,7 +96,7 @@ def narrow(
     of every group's. `methods` keeps those that are named; one that no group has joins the groups of its kind (on a
     pre-trained backbone or not), or all where no group is of its kind.
     """
-    changed: dict[str, Any] = {"groups": _narrow_datasets(_narrow_methods(study.groups, methods), datasets)}
+    changed: dict[str, Any] = {"groups": _narrow_datasets(study, _narrow_methods(study, methods), datasets)}
     if seeds:
         changed["seeds"] = tuple(dict.fromkeys(seeds))
     over = parse_assignments(assignments)
@@ -113,28 +113,27 @@ def _named_data(entry: str) -> tuple[str, str]:
     return (recipe, place) if equals and recipe in recipe_names() else ("all", entry)
 
 
-def _narrow_datasets(groups: Sequence[Group], names: Sequence[str]) -> tuple[Group, ...]:
-    known = {recipe for group in groups for recipe in group.recipes}
-    kept = [name for name in names if name in known]
-    added = tuple(name for name in names if name not in known)
+def _narrow_datasets(study: Study, groups: Sequence[Group], names: Sequence[str]) -> tuple[Group, ...]:
+    if not names:
+        return tuple(groups)
+    known = {recipe for group in study.groups for recipe in group.recipes}
     narrowed = []
     for group in groups:
-        recipes = added + tuple(recipe for recipe in group.recipes if recipe in kept or not names)
+        recipes = tuple(dict.fromkeys(name for name in names if name in group.recipes or name not in known))
         if recipes:
             narrowed.append(group.model_copy(update={"recipes": recipes}))
     return tuple(narrowed)
 
 
-def _narrow_methods(groups: Sequence[Group], names: Sequence[str]) -> tuple[Group, ...]:
+def _narrow_methods(study: Study, names: Sequence[str]) -> tuple[Group, ...]:
     if not names:
-        return tuple(groups)
-    known = {method for group in groups for method in group.methods}
+        return study.groups
+    known = {method for group in study.groups for method in group.methods}
     kinds = {find_method(method).pretrained for method in known}
     narrowed = []
-    for group in groups:
+    for group in study.groups:
         kind = find_method(group.methods[0]).pretrained
-        kept = [name for name in names if name in group.methods]
-        kept += [name for name in names if name not in known and _fits(name, kind, kinds)]
+        kept = [name for name in names if name in group.methods or (name not in known and _fits(name, kind, kinds))]
         if kept:
             narrowed.append(group.model_copy(update={"methods": tuple(dict.fromkeys(kept))}))
     return tuple(narrowed)
@@ -185,7 +184,7 @@ class Cell:
 
     def folder(self, config: RunConfig) -> str:
         """All words, whether they vary or not: a study that grows finds its earlier runs again."""
-        return f"{re.sub(r'[^A-Za-z0-9.+-]+', '', '-'.join(self.words))}-{config.identity()}"
+        return f"{re.sub(r'[^A-Za-z0-9.+-]+', '_', '-'.join(self.words))}-{config.identity()}"
 
     def config(self, over: Mapping[str, Any]) -> RunConfig:
         seeds = dict.fromkeys(SEEDS, self.seed)
@@ -229,6 +228,7 @@ def jobs_of(
             label=" ".join(word for word in cell.words if word not in common),
             config=config,
             folder=out / "runs" / folder,
+            recipe=cell.recipe,
             data=_place(study, cell.recipe),
             device=device,
             imports=tuple(imports),
@@ -244,10 +244,9 @@ def _place(study: Study, recipe: str) -> Path | None:
 
 
 def missing_data(jobs: Iterable[Job]) -> list[str]:
-    """What is not here of the data sets, and how to get it."""
-    wanted = {(job.config.dataset, job.data) for job in jobs}
-    found = [SOURCES[dataset].find(data) for dataset, data in wanted if dataset in SOURCES]
-    return sorted({problem for problem in found if problem})
+    """What is not here of the recipes' data sets, and how to get it."""
+    wanted = {job.recipe: SOURCES[job.config.dataset].find(job.data) for job in jobs if job.config.dataset in SOURCES}
+    return [f"{recipe}: {problem}" for recipe, problem in wanted.items() if problem]
 
 
 def write_study(study: Study, out: Path) -> None:

@@ -80,7 +80,7 @@ def list_runs(study: Study, jobs: Sequence[Job], out: Path, executor: Executor) 
             "" if state.done else in_words(seconds) if seconds else "?",
         )
         if not state.done and seconds is None:
-            unknown.append(f"{job.config.method} on {job.config.dataset}")
+            unknown.append(f"{job.config.method} on {job.recipe}")
         elif seconds is not None and not state.done:
             left += max(0.0, seconds - state.seconds)
     console = Console(soft_wrap=True)
@@ -120,12 +120,20 @@ def run_study(study: Study, jobs: Sequence[Job], out: Path, executor: Executor) 
 def carry_out(study: Study, jobs: Sequence[Job], out: Path, executor: Executor, console: Console) -> dict[str, str]:
     """Run the jobs that are not done, in view of the console."""
     if isinstance(executor, LocalExecutor):
-        wanted = {(job.config.dataset, job.data, job.config.image_size) for job in jobs if not job.done}
-        for dataset, data, image_size in wanted:
-            load_dataset(dataset, data, image_size)  # drawn, downloaded or decoded once, before the runs share it
+        _prepare_data([job for job in jobs if not job.done])
     write_study(study, out)
     with Watch(console, jobs) as watch:
         return run_jobs(jobs, executor, watch)
+
+
+def _prepare_data(jobs: Sequence[Job]) -> None:
+    """Data sets are drawn, downloaded or decoded once, before the runs share them."""
+    wanted = {(job.config.dataset, job.data, job.config.image_size): job.recipe for job in jobs}
+    for (dataset, data, image_size), recipe in wanted.items():
+        try:
+            load_dataset(dataset, data, image_size)
+        except InputError as error:
+            raise InputError(f"{recipe}: {error}") from error
 
 
 def _comparable(study: Study) -> bool:
@@ -134,7 +142,7 @@ def _comparable(study: Study) -> bool:
 
 
 def show_results(jobs: Sequence[Job], out: Path, title: str, console: Console) -> str:
-    """The table here, and `report.html` in the study's folder, from the runs that are done; gives the page's address."""
+    """The table here and `report.html` in the study's folder, from the runs that are done; gives the page's address."""
     runs = [load_run(job.folder) for job in jobs if job.done]
     console.print(terminal(compare(runs)))
     return write_page(runs, out / "report.html", title=title).resolve().as_uri()

@@ -30,6 +30,8 @@ class Job:
     """what tells it from the study's other runs"""
     config: RunConfig
     folder: Path
+    recipe: str = ""
+    """that its configuration was made from"""
     data: Path | None = None
     device: str | None = None
     imports: tuple[str, ...] = ()
