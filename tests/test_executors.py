@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ffcil.errors import InputError
 from ffcil.executors.job import LOG, Ending, Job, Outcome, attempt
 from ffcil.executors.local import LocalExecutor
 from ffcil.executors.loop import run_jobs
@@ -303,6 +304,8 @@ def test_how_many_at_a_time(fake_mps: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert LocalExecutor(per_gpu=3).slots == 6
     assert not LocalExecutor(jobs=2).share  # a GPU each: nothing to share
     assert LocalExecutor("cpu").slots == len(os.sched_getaffinity(0))
+    with pytest.raises(InputError, match="Device 'cuda:2' is not there: choose one of cpu, cuda:0, cuda:1"):
+        LocalExecutor("cuda:2")
     monkeypatch.setenv("PATH", "/nowhere")
     assert not mps_available()
     assert LocalExecutor().slots == 2

@@ -15,6 +15,7 @@ from rich.table import Table
 from ffcil.estimate import in_words
 from ffcil.executors.job import Job
 from ffcil.progress import accuracies
+from ffcil.run import is_busy
 from ffcil.run_state import RunState, read_state
 
 
@@ -26,6 +27,7 @@ class Watch:
     def __init__(self, console: Console, jobs: Sequence[Job]) -> None:
         self.console, self.jobs = console, jobs
         self.states = {job.label: read_state(job.folder) for job in jobs}
+        self.folders = {job.label: job.folder for job in jobs}
         self.running: set[str] = set()
         self.last = 0.0
         self.live = Live(console=console, auto_refresh=False) if console.is_terminal else None
@@ -100,6 +102,8 @@ class Watch:
             left = f"done in {in_words(state.seconds)}"
         elif label in self.running:
             left = in_words(total - state.seconds) if total else "begins"
+        elif state.now and is_busy(self.folders[label]):
+            left = "in other hands"
         else:
             left = "broken off" if state.records else "to come"
         return (

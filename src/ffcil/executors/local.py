@@ -34,8 +34,8 @@ def cores() -> int:
 def devices(device: str | None) -> list[str]:
     """Where runs go: every GPU, the one that was named, or the CPU."""
     gpus = [f"cuda:{k}" for k in range(torch.cuda.device_count())]
-    if device == "cuda" and not gpus:
-        raise InputError("Device 'cuda' is not there: run with --device cpu, or see `ffcil doctor`.")
+    if device not in (None, "cpu", *gpus, *["cuda"][: len(gpus)]):
+        raise InputError(f"Device {device!r} is not there: choose one of {', '.join(['cpu', *gpus])}.")
     return gpus or ["cpu"] if device in (None, "cuda") else [str(device)]
 
 
