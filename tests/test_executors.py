@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from ffcil.errors import InputError
 from ffcil.executors.job import LOG, Ending, Job, Outcome, attempt
@@ -22,7 +21,6 @@ from ffcil.executors.loop import run_jobs
 from ffcil.executors.mps import mps, mps_available
 from ffcil.executors.slurm import SlurmExecutor
 from ffcil.run import is_busy
-from ffcil.watch import Watch
 from studies import launch, small_jobs, timeless_records, write_small_study
 
 DONE, DIED = Outcome(Ending.DONE), Outcome(Ending.DIED, "killed by SIGKILL")
@@ -394,10 +392,3 @@ def test_a_ray_node_dies_and_its_run_goes_on_elsewhere(
     assert timeless_records(tmp_path / "out") == timeless_records(tmp_path / "reference" / "out")
     logs = [path.read_text() for path in (tmp_path / "out" / "runs").glob(f"*/{LOG}")]
     assert sum("taken up after" in log for log in logs) == 1  # the one that the dead node had
-
-
-def test_the_watcher_of_studies_is_one(jobs: list[Job]) -> None:
-    """What `run_jobs` tells, `Watch` hears."""
-    executor = Scripted(1, {jobs[0].label: [DIED, DONE]})
-    with Watch(Console(quiet=True), jobs[:1]) as watch:
-        assert run_jobs(jobs[:1], executor, watch, every=0) == {}
