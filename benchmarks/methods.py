@@ -4,7 +4,7 @@ python benchmarks/methods.py --device cuda --out results/methods.json
 
 Noise in the shape of CIFAR-100, ten steps of ten classes, each method with its published backbone and batch. A step's
 speed is that of its best epoch; the first epoch (warm-up, capture, compilation) is not counted. The class-wise mean is
-measured against the mean at the middle step: both are trained in turn, several times, in one process.
+measured against the mean at the middle step: one learner is trained under both in turn, several times.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from ffcil.config import RunConfig
 from ffcil.data.image_set import ImageSet
 from ffcil.data.sources import CIFAR100_AUGMENTATION
 from ffcil.environment import describe_environment
-from ffcil.methods.learner import build_learner
+from ffcil.losses import REDUCTIONS
+from ffcil.methods.learner import Learner, build_learner
 from ffcil.recipe import resolve
-from ffcil.stream import Stream
+from ffcil.stream import Increment, Stream
 from ffcil.training import Engine, Progress
 
 SIZES = [10] * 10
@@ -48,36 +49,50 @@ def configuration(method: str, reduction: str, epochs: int, backbone: str | None
     return resolve("cifar100", {**fields, "train": {"first": phase, "later": phase}})
 
 
-def train_step(config: RunConfig, stream: Stream, device: str, step: int) -> dict[str, Any]:
-    """Train at `step` alone; the steps before it only make the network grow."""
+def grown(config: RunConfig, stream: Stream, device: str, step: int) -> tuple[Learner, Increment]:
+    """A learner ready to train at `step`: the steps before it only made the network grow."""
     engine = Engine.create(device, config.train)
     learner = build_learner(config, CIFAR100_AUGMENTATION, engine)
     on_device = stream.to(engine.device)
     for position in range(step - 1):
         learner.begin(on_device[position])
+    return learner, on_device[step - 1]
+
+
+def train(learner: Learner, increment: Increment, progress: Progress | None) -> tuple[dict[str, Any], dict[str, float]]:
+    """What training at a step notes, and its speed."""
     ends: list[tuple[float, int]] = []
 
     def after_epoch(progress: Progress) -> None:
         ends.append((progress.seconds, progress.images))
 
-    notes = learner.learn(on_device[step - 1], None, after_epoch)
-    speeds = [(n1 - n0) / (t1 - t0) for (t0, n0), (t1, n1) in pairwise(ends)]
-    return {
-        "step": step,
-        "images_per_second": max(speeds),
-        "milliseconds": 1000 * config.train.batch / max(speeds),
+    notes = learner.learn(increment, progress, after_epoch)
+    speed = max((n1 - n0) / (t1 - t0) for (t0, n0), (t1, n1) in pairwise(ends))
+    batch = learner.settings.train.batch
+    return notes, {
+        "images_per_second": speed,
+        "milliseconds": 1000 * batch / speed,
         "first_epoch_seconds": ends[0][0],
-        **{key: notes[key] for key in ("parameters", "trained_parameters", "peak_memory_bytes")},
     }
 
 
+def train_step(config: RunConfig, stream: Stream, device: str, step: int) -> dict[str, Any]:
+    """Speed and memory at one step."""
+    notes, speed = train(*grown(config, stream, device, step), None)
+    noted = {key: notes[key] for key in ("parameters", "trained_parameters", "peak_memory_bytes")}
+    return {"step": step, **speed, **noted}
+
+
 def overhead(method: str, stream: Stream, options: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds of a training step under both reductions, in turn."""
+    """Milliseconds of a training step under both reductions, in turn, by one learner: nothing else differs."""
+    config = configuration(method, "mean", options.epochs, options.backbone)
+    learner, increment = grown(config, stream, options.device, 5)
+    learner.begin(increment)
     times: dict[str, list[float]] = {"mean": [], "class_wise_mean": []}
     for _ in range(options.repeats):
         for reduction, of_reduction in times.items():
-            config = configuration(method, reduction, options.epochs, options.backbone)
-            of_reduction.append(train_step(config, stream, options.device, 5)["milliseconds"])
+            learner.reduce = REDUCTIONS[reduction]
+            of_reduction.append(train(learner, increment, Progress())[1]["milliseconds"])
     best = {reduction: min(of_reduction) for reduction, of_reduction in times.items()}
     return {"milliseconds": times, "ratio": best["class_wise_mean"] / best["mean"]}
 
@@ -86,7 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--methods", nargs="+", default=METHODS)
-    parser.add_argument("--steps", nargs="+", type=int, default=[1, 5, 10])
+    parser.add_argument("--steps", nargs="*", type=int, default=[1, 5, 10])
     parser.add_argument("--epochs", type=int, default=4, help="of each measurement, the first not counted")
     parser.add_argument("--repeats", type=int, default=3, help="turns of mean and class-wise mean; 0: leave that out")
     parser.add_argument("--images", type=int, default=12_800, help="training images of a step")

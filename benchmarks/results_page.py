@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ffcil.methods import find_method
 from ffcil.metrics import average_accuracy, forgetting, last_accuracy
@@ -43,7 +45,8 @@ def run_rows(run: RunRecord) -> list[str]:
     alone = "" if environment["alone_on_the_gpu"] else " (shared with another run)"
     assert run.summary is not None
     speed = f"{run.summary['images_per_second']:,.0f}{alone}"
-    minutes = f"{environment['wall_clock_seconds'] / 60:.1f}"
+    wall_clock = environment["wall_clock_seconds"]
+    minutes = "" if wall_clock is None else f"{wall_clock / 60:.1f}"
     return [
         f"| [{run.folder.name}]({run.folder.relative_to(RESULTS)}) | {run.setting} | {reduction_of(run)} "
         f"| {alignment_done(run)} | {seeds} | {classifier} "
@@ -84,8 +87,7 @@ def training_step(path: Path) -> str:
     lines = [
         "## iCaRL's training step (ResNet-32, batch 128, teacher and augmentation included)",
         "",
-        f"{environment['device']}, torch {environment['torch']}, commit {environment['commit']}: "
-        f"`{environment['command']}`. Best of {document['n']} epochs; start-up is the first epoch.",
+        f"{made_by(environment)}. Best of {document['n']} epochs; start-up is the first epoch.",
         "",
         "| graph | compile | precision | reduction | images/s | against the first row | start-up, s |",
         "|---|---|---|---|---|---|---|",
@@ -100,20 +102,22 @@ def training_step(path: Path) -> str:
     return "\n".join([*lines, ""])
 
 
-def methods(path: Path) -> str:
-    document = json.loads(path.read_text(encoding="utf-8"))
-    environment = document["environment"]
+def methods(paths: Sequence[Path]) -> str:
+    documents = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     lines = [
         "## Training step of each method as the stream goes on, and the cost of the class-wise mean",
         "",
-        f"{environment['device']}, torch {environment['torch']}, commit {environment['commit']}: "
-        f"`{environment['command']}`. The ratio is the time of a training step under the class-wise mean over that "
-        "under the mean, the best of several turns each, at step 5.",
+        "The ratio is the time of a training step under the class-wise mean over that under the mean, the best of "
+        "several turns each, at step 5. Up to commit 8de1d47 each turn built a learner of its own, since then one "
+        "learner takes all turns.",
         "",
-        "| method | backbone | step | images/s | ms a step | parameters | peak memory, MiB | class-wise mean / mean |",
-        "|---|---|---|---|---|---|---|---|",
+        *(f"- {made_by(document['environment'])}" for document in documents),
+        "",
+        "| method | backbone | step | images/s | ms a step | parameters | peak memory, MiB | class-wise mean / mean "
+        "| commit |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in document["methods"]:
+    for commit, row in ((d["environment"]["commit"], row) for d in documents for row in d["methods"]):
         ratio = row["class_wise_mean"]
         for k, step in enumerate(row["steps"]):
             peak = step["peak_memory_bytes"]
@@ -122,23 +126,62 @@ def methods(path: Path) -> str:
                 f"{step['step']} | {step['images_per_second']:,.0f} | {step['milliseconds']:.2f}",
                 f"{step['parameters']:,} | {peak / 2**20:,.0f}" if peak else f"{step['parameters']:,} | ",
                 f"{ratio['ratio']:.3f}" if ratio and k == 0 else "",
+                commit,
             ]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 
+def pretrained(path: Path) -> str:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    inference, kept = document["inference"], document["kept_features"]
+    base = document["training"][0]["images_per_second"]
+    lines = [
+        "## Methods on a ViT-B/16: training, inference, kept features, HA",
+        "",
+        f"{made_by(document['environment'])}. Random weights, 224 x 224 pixels; the first row is the references' way.",
+        "",
+        "| training of adapters, batch | how | images/s | against the first row | peak memory, MiB |",
+        "|---|---|---|---|---|",
+    ]
+    for row in document["training"]:
+        how = "eager, float32" if row["eager"] else "compiled, captured, bfloat16"
+        speed, memory = row["images_per_second"], row["peak_memory_bytes"] / 2**20
+        lines.append(f"| {row['batch']} | {how} | {speed:,.0f} | {speed / base:.2f} | {memory:,.0f} |")
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"- Inference through adapters: {inference['images_per_second']:,.0f} images/s; with HA it takes "
+            f"{inference['with_ha_over_without']:.3f} times as long as without.",
+            f"- Evaluation of MOS at step {kept['steps']} with features kept from the steps before, against all "
+            f"adapters on all images: {kept['ratio']:.1f} times as fast.",
+            "",
+        ]
+    )
+
+
+def made_by(environment: dict[str, Any]) -> str:
+    return (
+        f"{environment['device']}, torch {environment['torch']}, commit {environment['commit']}: "
+        f"`{environment['command']}`"
+    )
+
+
 def page() -> str:
     parts = [INTRODUCTION, *(study(folder) for folder in sorted(RESULTS.iterdir()) if (folder / "ABOUT.md").exists())]
-    if (RESULTS / "training-step.json").exists():
-        parts.append(training_step(RESULTS / "training-step.json"))
-    if (RESULTS / "methods.json").exists():
-        parts.append(methods(RESULTS / "methods.json"))
+    parts += [
+        training_step(RESULTS / "training-step.json"),
+        methods(sorted(RESULTS.glob("methods*.json"))),
+        pretrained(RESULTS / "pretrained.json"),
+    ]
     return "\n".join(parts)
 
 
 PUBLISHED = [
     ("cifar100-icarl-equal/none-seed0", "nearest-mean", "65.1 / 49.4 (a user's log), 64.6 / 49.5 (TagFex's paper)"),
     ("cifar100-expansion-equal/der", "linear", "69.7 / 58.6 (see below)"),
+    ("cifar100-expansion-equal/memo", "linear", "70.2 / 58.5"),
     ("cifar100-expansion-equal/tagfex-third", "linear", "78.5 / 68.2"),
 ]
 """run, classifier that the published figure is of, published average / last"""

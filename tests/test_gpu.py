@@ -233,7 +233,7 @@ def test_positions_beyond_32_bits_on_the_gpu() -> None:
 
 def test_a_captured_step_over_photographs_trains_as_an_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
     split = ImageSet(make_photographs(320), torch.arange(320) % 8, tuple("abcdefgh"))
-    monkeypatch.setitem(globals(), "make_stream", lambda: Stream(split, split, given([4, 1, 3]), None))
+    monkeypatch.setitem(globals(), "make_stream", lambda sizes: Stream(split, split, given(sizes), None))
     monkeypatch.setitem(globals(), "CIFAR100_AUGMENTATION", CROPPED)
     _, losses = learn(config(graph=True))
     _, expected = learn(config(graph=False))

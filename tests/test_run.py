@@ -213,6 +213,17 @@ def test_another_configuration_in_the_same_folder(whole: Path) -> None:
         Run(config(robust=True, train_seed=4), whole, device="cpu", threads=1).execute()
 
 
+def test_a_run_from_before_a_field_existed_is_the_same_run(tmp_path: Path, colours: Path) -> None:
+    settings = config(arrivals={"sizes": [1, 1]})
+    with pytest.raises(KeyboardInterrupt):
+        Run(settings, tmp_path, data=colours, device="cpu", threads=1, listener=Bomb(epochs=3)).execute()
+    saved = json.loads((tmp_path / "config.json").read_text())
+    del saved["normalise"]
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    Run(settings, tmp_path, data=colours, device="cpu", threads=1).execute()
+    assert json.loads((tmp_path / "config.json").read_text())["normalise"] == settings.normalise
+
+
 def test_a_full_disk_breaks_nothing(
     tmp_path: Path, colours: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import typer
 
 from ffcil import __version__
 from ffcil.commands.options import AsJson, Data, Device, Imports, Logs, listed, stoppable
+from ffcil.commands.report import compare, report
 from ffcil.commands.study import study
 from ffcil.errors import InputError, unknown
 
@@ -203,6 +204,8 @@ def demo(
 
 
 app.command()(study)
+app.command()(report)
+app.command()(compare)
 
 
 @app.command()

@@ -40,16 +40,22 @@ def class_wise_mean(per_sample: Tensor, targets: Tensor, weights: Tensor | None 
         targets: classes, int [B]; any values
         weights: non-negative, [B]
     """
-    losses, weights = _masked(per_sample, torch.ones_like(per_sample) if weights is None else weights)
-    of_class = _weight_of_class(targets, weights)  # n_y of each sample
-    share = weights / torch.where(of_class > 0, of_class, 1.0)  # sums to 1 within every class present
+    if weights is None:
+        losses = per_sample.to(torch.promote_types(per_sample.dtype, torch.float32))
+        share = _weight_of_class(targets, None, losses.dtype).reciprocal()  # sums to 1 within every class present
+        return torch.dot(share / share.sum(), losses)
+    losses, weights = _masked(per_sample, weights)
+    of_class = _weight_of_class(targets, weights, losses.dtype)  # n_y of each sample
+    share = weights / torch.where(of_class > 0, of_class, 1.0)
     return (share * losses).sum() / share.sum().clamp_min(1.0)
 
 
-def _weight_of_class(targets: Tensor, weights: Tensor) -> Tensor:
+def _weight_of_class(targets: Tensor, weights: Tensor | None, dtype: torch.dtype) -> Tensor:
     """The weight that each sample's class has in the batch, [B]; on a GPU, unlike `bincount`, without a wait."""
     if len(targets) <= 1024:  # all pairs: the fewest kernels, which is what a small batch on a GPU costs
-        return ((targets.unsqueeze(0) == targets.unsqueeze(1)) * weights).sum(dim=1)
+        same = targets.unsqueeze(0) == targets.unsqueeze(1)
+        return (same if weights is None else same * weights).sum(dim=1, dtype=dtype)
+    weights = torch.ones_like(targets, dtype=dtype) if weights is None else weights
     in_order, order = targets.sort()  # linear in memory
     number = torch.zeros_like(targets)
     number[order[1:]] = (in_order[1:] != in_order[:-1]).cumsum(0)  # of each sample's class: 0, 1, ...

@@ -23,7 +23,7 @@ from ffcil import arrivals as schedules
 from ffcil import metrics
 from ffcil.arrivals import Arrivals
 from ffcil.checkpoint import checkpoints, load_state, remove_drafts, save_checkpoint, write_whole
-from ffcil.config import EqualArrivals, GivenArrivals, HalfArrivals, RunConfig, TraceArrivals
+from ffcil.config import EqualArrivals, GivenArrivals, HalfArrivals, RunConfig, TraceArrivals, validate
 from ffcil.data.augment import Augmentation
 from ffcil.data.sources import SOURCES, DataSet, load_dataset
 from ffcil.environment import describe_environment
@@ -150,7 +150,9 @@ class Run:
         theirs, mine = self._read("config.json"), self.config.content()
         if theirs is None or not (self._begun() or (self.folder / "done").exists()):
             return
-        theirs.pop("checkpoint_seconds", None)  # it may change on the way
+        theirs = complete(
+            validate(RunConfig, theirs)
+        ).content()  # fields that came with a later version: their defaults
         if differing := sorted(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key)):
             raise InputError(
                 f"{self.folder} holds a run with another configuration (it differs in {', '.join(differing)}): "

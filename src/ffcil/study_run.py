@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,8 +18,10 @@ from ffcil.estimate import Earlier, in_words
 from ffcil.executors.job import LOG, Job
 from ffcil.executors.local import LocalExecutor
 from ffcil.executors.loop import Executor, run_jobs
+from ffcil.report.contents import Contents
+from ffcil.report.folder import write_report
 from ffcil.report.page import write_page
-from ffcil.report.records import SETTINGS, load_run
+from ffcil.report.records import load_run, load_runs
 from ffcil.report.tables import compare, terminal
 from ffcil.run_state import read_state
 from ffcil.study import Study, missing_data, write_study
@@ -108,8 +111,8 @@ def run_study(study: Study, jobs: Sequence[Job], out: Path, executor: Executor) 
     console.print(f"{study.title}\n{_outline(jobs, out, executor)}", **PLAIN)
     failed = carry_out(study, jobs, out, executor, console)
     done = sum(job.done for job in jobs)
-    if done and _comparable(study):
-        console.print(f"Open {show_results(jobs, out, study.title, console)}", **PLAIN)
+    if done:
+        _write_report(out, study.title, console)
     console.print(f"{done} of {len(jobs)} runs done in {out}/runs  ({in_words(time.perf_counter() - start)})", **PLAIN)
     by_label = {job.label: job for job in jobs}
     for label, why in failed.items():
@@ -136,13 +139,17 @@ def _prepare_data(jobs: Sequence[Job]) -> None:
             raise InputError(f"{recipe}: {error}") from error
 
 
-def _comparable(study: Study) -> bool:
-    """Whether its runs are the paper's settings and differ in nothing else."""
-    return all(not group.vary and set(group.settings) <= set(SETTINGS) for group in study.groups)
+def _write_report(out: Path, title: str, console: Console) -> None:
+    """What `ffcil report` makes of the study's folder."""
+    contents = Contents.of(load_runs(out / "runs"))
+    if contents.rows:
+        console.print(terminal(contents.rows))
+    write_report(contents, out / "report", title, shlex.join(["ffcil", "report", str(out), "--title", title]))
+    console.print(f"Open {(out / 'report' / 'report.html').resolve().as_uri()}", **PLAIN)
 
 
 def show_results(jobs: Sequence[Job], out: Path, title: str, console: Console) -> str:
-    """The table here and `report.html` in the study's folder, from the runs that are done; gives the page's address."""
+    """The table here, and `report.html` in the study's folder; gives the page's address."""
     runs = [load_run(job.folder) for job in jobs if job.done]
     console.print(terminal(compare(runs)))
     return write_page(runs, out / "report.html", title=title).resolve().as_uri()

@@ -9,6 +9,7 @@ and on a GPU. Inside an epoch nothing waits for the device.
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import re
 import time
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from torch import Tensor, nn
 
 from ffcil.config import Phase, TrainSettings
@@ -32,6 +34,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """normalised images [B, 3, H, W] and targets [B] -> scalar"""
 
 LANES = 4
+logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it tells of every precision that is asked for
 WARM_UP_STEPS = 3  # steps before a capture: cuDNN and the allocator settle; they are real training steps
 
 
@@ -69,6 +72,7 @@ class Engine:
             accelerator="cuda" if on_gpu else "cpu",
             devices=[number] if on_gpu else 1,
             precision="bf16-mixed" if precision == "bfloat16" else "32-true",
+            plugins=LightningEnvironment(),  # one process: not to be taken for a task of a SLURM job that it runs in
         )
         if on_gpu:
             torch.cuda.set_device(fabric.device)  # streams and graphs are made on the current device

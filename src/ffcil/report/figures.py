@@ -1,70 +1,36 @@
-"""Figures: still ones for paper (matplotlib), and the specifications of the page's interactive ones (plotly).
-
-A specification is the plain dictionary that plotly.js reads. It carries no colours of text or background: the page sets
-those, to suit a light or a dark screen.
-"""
+"""Still figures, for paper and slides (matplotlib). The suffix of a name is the format."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ffcil.arrivals import Arrivals
 from ffcil.errors import InputError
-from ffcil.metrics import CountTable, class_accuracy, curve, step_accuracy
-from ffcil.report.records import CLASSIFIER_NAMES, RunRecord, classifiers_of, settings_of
-from ffcil.report.tables import group_runs
+from ffcil.metrics import curve, step_accuracy
+from ffcil.report.class_sizes import class_points, mean_by_size
+from ffcil.report.curves import accuracy_range, colour, distinct_schedules, mean_curve, schedule_setting
+from ffcil.report.groups import Group, count, group_runs
+from ffcil.report.overhead import PHASES, Cost
+from ffcil.report.records import RunRecord, classifiers_of, settings_of
+from ffcil.report.sweeps import Sweep
+from ffcil.report.tables import Metric, Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SETTING_COLOURS = {"Equ.T": "#3f8fd2", "FF.org": "#e0662f", "FF.ours": "#12a17a", "Equ.ours": "#a874c9"}
-OTHER_COLOUR = "#8a8f98"
 FORMATS = (".svg", ".png", ".pdf")
-
-Floats = NDArray[np.float64]
-Spec = dict[str, Any]
-
-
-def colour(setting: str) -> str:
-    """A setting has one colour in every figure."""
-    return SETTING_COLOURS.get(setting, OTHER_COLOUR)
-
-
-def mean_curve(tables: Sequence[CountTable]) -> tuple[Floats, Floats]:
-    """The mean accuracy of several runs against the number of classes seen.
-
-    Under free flow no two runs stop at the same numbers of classes, so between its steps a run counts as a straight
-    line, and the mean goes only as far as every run does.
-    """
-    grid = np.array(sorted({n for table in tables for n in table.seen}), dtype=np.float64)
-    first, last = max(table.seen[0] for table in tables), min(table.seen[-1] for table in tables)
-    grid = grid[(grid >= first) & (grid <= last)]
-    lines = []
-    for table in tables:
-        accuracy = np.array(curve(table))
-        known = ~np.isnan(accuracy)
-        seen = np.array(table.seen, dtype=np.float64)
-        lines.append(np.interp(grid, seen[known], accuracy[known]) if known.any() else np.full(len(grid), np.nan))
-    return grid, np.mean(lines, axis=0)
-
-
-def accuracy_range(runs: Sequence[RunRecord]) -> tuple[float, float]:
-    """One range for the curves of all classifiers of these runs, so that figures side by side can be compared."""
-    values = [a for run in runs for table in run.tables.values() for a in curve(table) if not np.isnan(a)]
-    return 10 * np.floor(min(values, default=0.0) / 10), 101.0
+SYMBOLS: dict[Metric, str] = {"average": r"$\overline{A}$", "last": "$A_T$"}
 
 
 def plot_arrivals(arrivals: Arrivals, path: Path | str) -> Path:
     """Draw a schedule: new classes at every step as bars, classes seen so far as a line. The suffix is the format."""
-    figure = _new_figure(path, (6.4, 3.8))
+    figure = _new_figure([path], (6.4, 3.8))
     from matplotlib.ticker import MaxNLocator
 
     total, bars = figure.subplots(2, 1, sharex=True, height_ratios=[2, 3])
@@ -81,47 +47,45 @@ def plot_arrivals(arrivals: Arrivals, path: Path | str) -> Path:
     bars.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
     bars.yaxis.set_major_locator(MaxNLocator(integer=True))
     _plain(total, bars)
-    return _save(figure, path)
+    return _save(figure, [path])
 
 
-def plot_curves(runs: Sequence[RunRecord], path: Path | str) -> Path:
+def plot_curves(runs: Sequence[RunRecord], *paths: Path | str) -> Path:
     """Draw accuracy against classes seen, a panel per dataset and method, with the schedules below it.
 
     Thin lines are single runs, thick lines their mean; the classifier is the scored one. Only finished runs count.
     """
-    groups = group_runs([run for run in runs if run.finished])
+    groups = group_runs(run for run in runs if run.finished)
     if not groups:
         raise InputError("None of these runs is finished; finish one to draw its curve.")
     columns = min(3, len(groups))
     rows = -(-len(groups) // columns)
-    figure = _new_figure(path, (max(5.6, 4.2 * columns), 4.4 * rows))
+    figure = _new_figure(paths, (max(5.6, 4.2 * columns), 4.4 * rows))
     for panel, group in zip(np.ravel(figure.subfigures(rows, columns, squeeze=False)), groups, strict=False):
-        curves, schedule = panel.subplots(2, 1, sharex=True, height_ratios=[4, 1 + 0.15 * len(_schedules(group))])
+        schedules = distinct_schedules(group.runs)
+        curves, schedule = panel.subplots(2, 1, sharex=True, height_ratios=[4, 1 + 0.15 * len(schedules)])
         _draw_curves(curves, group)
-        _draw_schedules(schedule, _schedules(group))
+        _draw_schedules(schedule, schedules)
         _plain(curves, schedule)
-    return _save(figure, path)
+    return _save(figure, paths)
 
 
-def _draw_curves(axes: Axes, runs: list[RunRecord]) -> None:
-    scored = classifiers_of(runs)[0]
-    runs = [run for run in runs if scored in run.tables]
+def _draw_curves(axes: Axes, group: Group) -> None:
+    scored = classifiers_of(group.runs)[0]
+    runs = [run for run in group.runs if scored in run.tables]
     for setting in settings_of(runs):
         tables = [run.tables[scored] for run in runs if run.setting == setting]
         for table in tables if len(tables) > 1 else []:
             axes.plot(table.seen, curve(table), color=colour(setting), linewidth=0.8, alpha=0.4)
-        label = f"{setting}, {len(tables)} {'run' if len(tables) == 1 else 'runs'}"
+        label = f"{setting}, {count(len(tables), 'run')}"
         # Points mark steps; a mean over different schedules has none.
         marker = "o" if len({table.seen for table in tables}) == 1 else None
         axes.plot(*mean_curve(tables), color=colour(setting), linewidth=2, marker=marker, markersize=3, label=label)
-    name = f"{runs[0].method_name}, {CLASSIFIER_NAMES.get(scored, scored)}"
-    axes.set_title(
-        f"{name}\n{runs[0].dataset}, {sum(runs[0].sizes)} classes in {len(runs[0].sizes)} steps", fontsize=10
-    )
+    axes.set_title(f"{group.method_label(scored)}\n{group.data_label}", fontsize=10)
     axes.set_ylabel("Accuracy on all classes seen (%)")
     axes.set_ylim(*accuracy_range(runs))
     axes.grid(axis="y", linewidth=0.5, alpha=0.4)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=8 if len(settings_of(runs)) < 5 else 6.5)
 
 
 def _draw_schedules(axes: Axes, schedules: dict[str, RunRecord]) -> None:
@@ -129,196 +93,137 @@ def _draw_schedules(axes: Axes, schedules: dict[str, RunRecord]) -> None:
         edges = [0, *np.cumsum(run.sizes)]
         spans = [(start, end - start) for start, end in pairwise(edges)]
         axes.broken_barh(
-            spans, (row - 0.4, 0.8), facecolor=colour(_schedule_setting(run)), edgecolor="white", linewidth=1
+            spans, (row - 0.4, 0.8), facecolor=colour(schedule_setting(run)), edgecolor="white", linewidth=1
         )
     axes.set_yticks(range(len(schedules)), list(schedules), fontsize=7)
     axes.invert_yaxis()
     axes.set_xlabel("Classes seen (each bar above is a step)")
 
 
-def curves_spec(runs: Sequence[RunRecord], classifier: str) -> Spec:
-    """Accuracy against classes seen: thin lines single runs, thick lines their mean."""
-    traces: list[Spec] = []
-    for setting in settings_of(runs):
-        name = escape(setting)
-        mine = [run for run in runs if run.setting == setting and classifier in run.tables]
-        for run in mine if len(mine) > 1 else []:
-            traces.append(_curve_trace(run, classifier, {"width": 1}, opacity=0.55, showlegend=False, mode="lines"))
-        if len(mine) == 1:
-            traces.append(_curve_trace(mine[0], classifier, {"width": 2.5}, name=name, mode="lines+markers"))
-        elif mine:
-            x, y = mean_curve([run.tables[classifier] for run in mine])
-            mean = _line(setting, [int(n) for n in x], _numbers(y), {"width": 3})
-            hover = f"<b>{name}, mean of {len(mine)} runs</b><br>%{{x}} classes: %{{y:.2f}} %<extra></extra>"
-            traces.append(mean | {"name": name, "mode": "lines", "hovertemplate": hover})
-    axes = {
-        "xaxis": {"title": {"text": "classes seen"}, "range": [0, 1.02 * sum(runs[0].sizes)]},
-        "yaxis": {"title": {"text": "accuracy on them, %"}, "range": list(accuracy_range(runs))},
-    }
-    return {"data": traces, "layout": _layout(360) | axes}
+def plot_changes(rows: Sequence[Row], *paths: Path | str) -> Path:
+    """Draw drop and recovery of every scored row: bars are means, dots pairs of runs, whiskers intervals."""
+    shown = [row for row in rows if row.scored and (row.drop("last") or row.recovery("last"))]
+    figure = _new_figure(paths, (9.6, 1.4 + 0.62 * len(shown)))
+    panels: list[Axes] = list(figure.subplots(1, 2, sharey=True))
+    for axes, (metric, symbol) in zip(panels, SYMBOLS.items(), strict=True):
+        for k, (setting, of, name) in enumerate((("FF.org", Row.drop, "drop"), ("FF.ours", Row.recovery, "recovery"))):
+            for place, row in enumerate(shown):
+                change = of(row, metric)
+                if change is None:
+                    continue
+                low, high = change.interval or (change.value, change.value)
+                error = [[change.value - low], [high - change.value]] if change.pairs > 1 else None
+                y = place + 0.36 * k - 0.18
+                axes.barh(y, change.value, 0.34, color=colour(setting), alpha=0.8, xerr=error, ecolor="0.25", capsize=2)
+                axes.plot(change.differences, [y] * change.pairs, ".", color="0.2", markersize=4, zorder=3)
+            axes.barh(0, 0, color=colour(setting), alpha=0.8, label=name)  # for the legend, whichever rows have it
+        axes.axvline(0, color="0.3", linewidth=0.8)
+        axes.set_xlabel(f"Change of {symbol} (points)")
+        _plain(axes)
+    panels[0].set_yticks(range(len(shown)), [f"{row.label}\n{row.data_label}" for row in shown], fontsize=8)
+    panels[0].invert_yaxis()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False, fontsize=8)
+    return _save(figure, paths)
 
 
-def schedule_spec(schedules: dict[str, RunRecord]) -> Spec:
-    """New classes at every step: the equal split beside the free flow of one seed."""
-    traces: list[Spec] = []
-    steps: list[int] = []
-    for name, run in schedules.items():
-        steps = list(range(1, len(run.sizes) + 1))
-        seen = [int(n) for n in np.cumsum(run.sizes)]
-        hover = f"<b>{escape(name)}</b>, step %{{x}}<br>%{{y}} new classes, %{{customdata}} seen<extra></extra>"
-        bar = {"type": "bar", "x": steps, "y": list(run.sizes), "customdata": seen, "hovertemplate": hover}
-        traces.append(bar | {"name": escape(name), "marker": {"color": colour(_schedule_setting(run))}})
-    axes = {
-        "xaxis": {"title": {"text": "step"}, "tickformat": "d", "showgrid": False} | _every_step(steps),
-        "yaxis": {"title": {"text": "new classes"}, "tickformat": "d", "rangemode": "tozero"},
-        "barmode": "group",
-        "bargap": 0.25,
-    }
-    return {"data": traces, "layout": _layout(230) | axes}
+def plot_sweeps(sweeps: Sequence[Sweep], *paths: Path | str) -> Path:
+    """Draw accuracy at every value of a field, a row a method: lines for alpha, bars for the order."""
+    figure = _new_figure(paths, (8.4, 0.3 + 3.1 * len(sweeps)))
+    known: dict[str, Any] = {}
+    for panels, sweep in zip(figure.subplots(len(sweeps), 2, squeeze=False), sweeps, strict=True):
+        for axes, (metric, symbol) in zip(panels, SYMBOLS.items(), strict=True):
+            _draw_sweep(axes, sweep, metric)
+            axes.set(xlabel=sweep.field, ylabel=f"{symbol} (%)")
+            axes.set_title(sweep.title, fontsize=8)
+            _plain(axes)
+        known |= dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
+    figure.legend(known.values(), known, loc="outside upper right", ncols=len(known), frameon=False, fontsize=8)
+    return _save(figure, paths)
 
 
-def memory_spec(run: RunRecord, classifier: str) -> Spec:
-    """Heat map: after each step (downwards), the accuracy on the classes of each step so far (across)."""
-    table = run.tables[classifier]
-    steps = list(range(1, len(table.sizes) + 1))
-    accuracy = [_numbers(row) for row in step_accuracy(table)]
-    hover = "after step %{y}, the %{customdata} classes of step %{x}: %{z:.1f} %<extra></extra>"
-    heat = {
-        "type": "heatmap",
-        "x": steps,
-        "y": steps,
-        "z": accuracy,
-        "customdata": [list(table.sizes)] * len(steps),
-        "zmin": 0,
-        "zmax": 100,
-        "colorscale": "Viridis",
-        "colorbar": {"ticksuffix": " %", "thickness": 10, "outlinewidth": 0},
-        "hoverongaps": False,
-        "hovertemplate": hover,
-        "xgap": 1,
-        "ygap": 1,
-    }
-    plain = {"tickformat": "d", "nticks": 10, "showgrid": False, "zeroline": False}
-    across = plain | {"title": {"text": "classes of step"}} | _every_step(steps)
-    if "tickvals" in across:
-        across |= {"title": {"text": "classes of step (below: how many)"}, "tickangle": 0, "tickfont": {"size": 10}}
-        across |= {"ticktext": [f"{t}<br>{n}" for t, n in enumerate(table.sizes, start=1)]}
-    down = plain | {"title": {"text": "after step"}, "autorange": "reversed"} | _every_step(steps)
-    return {"data": [heat], "layout": _layout(320, top=8) | {"xaxis": across, "yaxis": down}}
+def _draw_sweep(axes: Axes, sweep: Sweep, metric: Metric) -> None:
+    places = np.arange(len(sweep.points))
+    for k, setting in enumerate(sweep.settings):
+        numbers = [row.number(setting, metric) for _, row in sweep.points]
+        means = np.array([n.mean if n else np.nan for n in numbers])
+        spread = np.array([n.std or 0.0 if n else 0.0 for n in numbers])
+        if sweep.field == "alpha":
+            style = ":" if setting.startswith("Equ") else "-"  # equal steps have no alpha
+            axes.errorbar(
+                places, means, spread, fmt=f"o{style}", color=colour(setting), capsize=2, markersize=4, label=setting
+            )
+        else:
+            width = 0.8 / len(sweep.settings)
+            aside = (k - (len(sweep.settings) - 1) / 2) * width
+            axes.bar(places + aside, means, width, yerr=spread, color=colour(setting), capsize=2, label=setting)
+    axes.set_xticks(places, [f"{value:g}" if isinstance(value, float) else str(value) for value in sweep.values])
 
 
-def class_size_spec(runs: Sequence[RunRecord], classifier: str) -> Spec:
-    """Accuracy on each class after the last step, against how many classes arrived together with it."""
-    traces: list[Spec] = []
-    means: list[Spec] = []  # drawn after all dots, to lie on top of them
-    runs = [run for run in runs if classifier in run.tables]
-    settings = settings_of(runs)
-    for place, setting in enumerate(settings):
-        name = escape(setting)
-        sizes, accuracies, texts = _class_points([r for r in runs if r.setting == setting], classifier)
-        # Sizes are whole numbers: classes are spread a little around them so that they do not hide each other.
-        aside = (place - (len(settings) - 1) / 2) * 0.25
-        spread = (np.arange(len(sizes)) * 0.618034) % 1 * 0.2 - 0.1
-        x = _numbers(sizes + aside + spread)
-        dots: Spec = {"type": "scatter", "mode": "markers", "x": x, "y": _numbers(accuracies)}
-        dots |= {"marker": {"size": 4, "color": colour(setting), "opacity": 0.35}, "text": texts, "hoverinfo": "text"}
-        traces.append(dots | {"legendgroup": setting, "showlegend": False, "name": name})
-        distinct = np.unique(sizes)
-        heights = [float(accuracies[sizes == size].mean()) for size in distinct]
-        line = _line(setting, _numbers(distinct + aside), _numbers(heights), {"width": 1.5})
-        counted = [[int((sizes == size).sum()), int(size)] for size in distinct]
-        hover = f"<b>{name}</b>: %{{customdata[0]}} classes that<br>arrived %{{customdata[1]}} at a time: %{{y:.1f}} %"
-        line |= {"customdata": counted, "hovertemplate": f"{hover}<extra></extra>"}
-        ring = {"size": 11, "line": {"color": "white", "width": 1.5}}
-        means.append(line | {"name": name, "mode": "lines+markers", "marker": ring})
-    largest = max(max(run.sizes) for run in runs)
-    title = {"text": "new classes in the step of the class"}
-    ticks = {"tick0": 0, "dtick": -(-largest // 15), "range": [0, largest + 1]}
-    axes = {
-        "xaxis": {"title": title, "tickformat": "d", "showgrid": False} | ticks,
-        "yaxis": {"title": {"text": "accuracy at the end, %"}, "range": [-2, 102]},
-    }
-    return {"data": traces + means, "layout": _layout(360) | axes}
+def plot_costs(costs: Sequence[Cost], *paths: Path | str) -> Path:
+    """Draw training and testing time with parts of the framework over the time without them; dots are pairs of runs."""
+    figure = _new_figure(paths, (9.6, 1.4 + 0.4 * len(costs)))
+    panels: list[Axes] = list(figure.subplots(1, 2, sharey=True))
+    for axes, phase in zip(panels, PHASES, strict=True):
+        for place, cost in enumerate(costs):
+            ratio = cost.ratio(phase)
+            if ratio is not None:
+                axes.barh(place, ratio, 0.6, color=colour("Equ.T"), alpha=0.7)
+                pairs = zip(cost.original[phase], cost.changed[phase], strict=True)
+                ratios = [after / before for before, after in pairs if before]
+                axes.plot(ratios, [place] * len(ratios), ".", color="0.2", markersize=4)
+        axes.axvline(1, color="0.3", linewidth=0.8, linestyle=":")
+        axes.set_xlabel(f"{phase.capitalize()} time, original = 1")
+        _plain(axes)
+    labels = [f"{c.group.title}, {c.group.dataset}, {c.schedule}\n{c.parts}" for c in costs]
+    panels[0].set_yticks(range(len(costs)), labels, fontsize=8)
+    panels[0].invert_yaxis()
+    return _save(figure, paths)
 
 
-def _class_points(runs: Sequence[RunRecord], classifier: str) -> tuple[Floats, Floats, list[str]]:
-    sizes: list[float] = []
-    accuracies: list[float] = []
-    texts: list[str] = []
+def plot_memory(runs: Sequence[RunRecord], *paths: Path | str) -> Path:
+    """Draw, for runs of one seed, the accuracy after each step (down) on the classes of each step so far (across)."""
+    figure = _new_figure(paths, (3.1 * len(runs) + 0.9, 3.4))
+    panels = np.ravel(figure.subplots(1, len(runs), squeeze=False))
+    for axes, run in zip(panels, runs, strict=True):
+        table = run.tables[str(run.scored)]
+        extent = (0.5, len(table.sizes) + 0.5, len(table.sizes) + 0.5, 0.5)
+        image = axes.imshow(step_accuracy(table), vmin=0, vmax=100, cmap="viridis", extent=extent)
+        axes.set(xlabel="classes of step", ylabel="after step")
+        axes.set_title(f"{run.method_name}, {run.setting}, {run.seed_label}", fontsize=9)
+    figure.colorbar(image, ax=list(panels), label="Accuracy (%)", shrink=0.8)
+    return _save(figure, paths)
+
+
+def plot_class_sizes(groups: Sequence[Group], *paths: Path | str) -> Path:
+    """Draw accuracy by the size of a class's step, and beside it the same minus the same class under equal steps."""
+    figure = _new_figure(paths, (8.4, 3.1 * len(groups)))
+    for panels, group in zip(figure.subplots(len(groups), 2, squeeze=False), groups, strict=True):
+        scored = classifiers_of(group.runs)[0]
+        points = class_points(group.runs, scored)
+        for axes, paired in zip(panels, (False, True), strict=True):
+            for setting in settings_of(group.runs):
+                mine = [p for p in points if p.run.setting == setting and not (paired and setting == "Equ.T")]
+                means = mean_by_size(mine, paired)
+                heights = [mean for mean, _ in means.values()]
+                axes.plot(list(means), heights, "o-", color=colour(setting), markersize=4, label=setting)
+            axes.set_xlabel("New classes in the step of the class")
+            axes.set_ylabel("Minus equal steps (points)" if paired else "Accuracy at the end (%)")
+            _plain(axes)
+        panels[0].set_title(f"{group.method_label(scored)}\n{group.data_label}", fontsize=8)
+        panels[1].set_title("the same, minus the same class under equal steps", fontsize=8)
+        panels[1].axhline(0, color="0.3", linewidth=0.8)
+        panels[0].legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=7)
+    return _save(figure, paths)
+
+
+def one_seed(runs: Iterable[RunRecord]) -> list[RunRecord]:
+    """The runs of the seeds that have the most settings: they show the settings side by side."""
+    by_seed: dict[tuple[int, int, int], list[RunRecord]] = {}
     for run in runs:
-        table = run.tables[classifier]
-        last = class_accuracy(table)[-1]
-        for step, (size, group) in enumerate(zip(table.sizes, table.groups, strict=True), start=1):
-            for position in range(group.start, group.stop):
-                if not np.isnan(last[position]):
-                    sizes.append(size)
-                    accuracies.append(float(last[position]))
-                    where = f"class {position + 1}, arrived at step {step} with {size - 1} others"
-                    texts.append(f"<b>{escape(run.setting)}</b>, {run.seed_label}<br>{where}<br>{last[position]:.1f} %")
-    return np.array(sizes), np.array(accuracies), texts
-
-
-def seed_schedules(runs: Sequence[RunRecord]) -> dict[str, dict[str, RunRecord]]:
-    """For each seed its schedules, each once: FF.org and FF.ours of a seed share one."""
-    result: dict[str, dict[str, RunRecord]] = {}
-    for run in sorted(runs, key=lambda r: r.seeds):
-        of_seed = result.setdefault(run.seed_label, {})
-        if all(other.sizes != run.sizes for other in of_seed.values()):
-            name = {"equal": "equal", "free-flow": "free flow"}.get(run.arrivals["kind"], str(run.arrivals["kind"]))
-            of_seed[name if name not in of_seed else f"{name}, {run.setting}"] = run
-    return result
-
-
-def _schedules(runs: Sequence[RunRecord]) -> dict[str, RunRecord]:
-    """Every different schedule once, under a name that fits beside an axis."""
-    different: dict[str, RunRecord] = {}
-    for seed, of_seed in seed_schedules(runs).items():
-        for name, run in of_seed.items():
-            if all(other.sizes != run.sizes for other in different.values()):
-                different["equal" if name == "equal" else f"{name}, {seed}"] = run
-    return different
-
-
-def _schedule_setting(run: RunRecord) -> str:
-    """A schedule has the colour of the original method's setting, whichever run it is read from."""
-    return {"Equ.ours": "Equ.T", "FF.ours": "FF.org"}.get(run.setting, run.setting)
-
-
-def _curve_trace(run: RunRecord, classifier: str, line: Spec, **more: Any) -> Spec:
-    table = run.tables[classifier]
-    hover = (
-        f"<b>{escape(run.setting)}, {run.seed_label}</b><br>step %{{customdata[0]}}: %{{customdata[1]}} new classes, "
-        "%{x} seen<br>%{y:.2f} %<extra></extra>"
-    )
-    points = [[step, size] for step, size in enumerate(table.sizes, start=1)]
-    trace = _line(run.setting, list(table.seen), _numbers(curve(table)), line)
-    return trace | {"customdata": points, "hovertemplate": hover} | more
-
-
-def _line(setting: str, x: Sequence[float | None], y: Sequence[float | None], line: Spec) -> Spec:
-    return {"type": "scatter", "x": x, "y": y, "legendgroup": setting, "line": {"color": colour(setting)} | line}
-
-
-def _every_step(steps: list[int]) -> Spec:
-    """Ticks: every step where there is room for it, otherwise as plotly likes."""
-    return {"tickvals": steps} if len(steps) <= 12 else {}
-
-
-def _layout(height: int, top: int = 28) -> Spec:
-    return {
-        "height": height,
-        "margin": {"l": 48, "r": 8, "t": top, "b": 40},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "xanchor": "left", "yanchor": "bottom"},
-        "hovermode": "closest",
-        "showlegend": True,
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-    }
-
-
-def _numbers(values: Sequence[float] | Floats) -> list[float | None]:
-    """For JSON, which knows no NaN; four decimals are plenty for percent."""
-    return [None if np.isnan(value) else round(float(value), 4) for value in values]
+        by_seed.setdefault(run.seeds, []).append(run)
+    best = min(by_seed, key=lambda seeds: (-len(by_seed[seeds]), seeds))
+    order = settings_of(by_seed[best])
+    return sorted(by_seed[best], key=lambda run: order.index(run.setting))
 
 
 def _arrivals_title(arrivals: Arrivals) -> str:
@@ -330,9 +235,10 @@ def _arrivals_title(arrivals: Arrivals) -> str:
     return f"{', '.join(made)}: {sum(arrivals.sizes)} classes in {len(arrivals.sizes)} steps"
 
 
-def _new_figure(path: Path | str, size: tuple[float, float]) -> Figure:
-    if Path(path).suffix.lower() not in FORMATS:
-        raise InputError(f"Cannot draw {path}: the name must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")
+def _new_figure(paths: Sequence[Path | str], size: tuple[float, float]) -> Figure:
+    for path in paths:
+        if Path(path).suffix.lower() not in FORMATS:
+            raise InputError(f"Cannot draw {path}: the name must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -342,13 +248,14 @@ def _new_figure(path: Path | str, size: tuple[float, float]) -> Figure:
     return figure
 
 
-def _save(figure: Figure, path: Path | str) -> Path:
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The date is left out so that the same runs give the same file.
-    dated = {".svg": "Date", ".pdf": "CreationDate"}.get(path.suffix.lower())
-    figure.savefig(path, dpi=160, metadata={dated: None} if dated else None)
-    return path
+def _save(figure: Figure, paths: Sequence[Path | str]) -> Path:
+    for path in map(Path, paths):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The date is left out so that the same runs give the same file.
+        dated = {".svg": "Date", ".pdf": "CreationDate"}.get(path.suffix.lower())
+        figure.savefig(path, dpi=160, metadata={dated: None} if dated else None)
+        figure.set_layout_engine("none")  # the layout is found, which is half of the work
+    return Path(paths[0])
 
 
 def _plain(*axes: Axes) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ffcil.errors import InputError
 from ffcil.metrics import CountTable
+from ffcil.report.parts import Parts
 
 SETTINGS = ("Equ.T", "FF.org", "FF.ours", "Equ.ours")
 """The settings that the paper compares, in the order in which tables and figures show them."""
@@ -42,6 +43,8 @@ class RunRecord:
     tables: dict[str, CountTable]
     """The count table of each classifier, over the finished steps. Empty before the first step is finished."""
     finished: bool
+    images: str | None = None
+    """What tells its images, in its class order, from others; None where the folder does not say."""
 
     @property
     def dataset(self) -> str:
@@ -77,15 +80,27 @@ class RunRecord:
         return tuple(int(size) for size in self.arrivals["sizes"])
 
     @property
-    def setting(self) -> str:
-        """The paper's name for (schedule, with or without its components)."""
+    def parts(self) -> Parts:
+        """The parts of the paper's framework that were on."""
+        return Parts.of(self.config, self.records)
+
+    @property
+    def schedule(self) -> str:
+        """`Equ`, `FF`, or the kind of schedule where the paper has none like it."""
         kind = str(self.arrivals["kind"])
-        robust = bool(self.config["robust"])
-        if kind == "equal":
-            return "Equ.ours" if robust else "Equ.T"
-        if kind in ("free-flow", "given", "trace"):
-            return "FF.ours" if robust else "FF.org"
-        return f"{kind}, robust" if robust else kind  # outside the paper's comparison: called what it is
+        return {"equal": "Equ", "free-flow": "FF", "given": "FF", "trace": "FF"}.get(kind, kind)
+
+    @property
+    def setting(self) -> str:
+        """The paper's name for (schedule, with or without its components); `FF with CWM` where only some are on."""
+        parts = self.parts.name
+        if self.schedule not in ("Equ", "FF"):  # outside the paper's comparison: called what it is
+            return {"org": self.schedule, "ours": f"{self.schedule}, robust"}.get(
+                parts, f"{self.schedule} with {parts}"
+            )
+        if parts in ("org", "ours"):
+            return {"Equ.org": "Equ.T"}.get(f"{self.schedule}.{parts}", f"{self.schedule}.{parts}")
+        return f"{self.schedule} with {parts}"
 
     @property
     def scored(self) -> str | None:
@@ -93,6 +108,14 @@ class RunRecord:
         if self.summary is not None:
             return str(self.summary["scored"])
         return next(iter(self.records[0]["accuracy"])) if self.records else None
+
+    @property
+    def device(self) -> str:
+        return str(self.environment.get("device", "an unknown device"))
+
+    def seconds(self, phase: str) -> float:
+        """Of `train`, `memory` or `evaluate`, over the finished steps."""
+        return float(sum(record.get("seconds", {}).get(phase, 0.0) for record in self.records))
 
     @property
     def classifiers(self) -> list[str]:
@@ -126,6 +149,7 @@ def load_run(folder: Path | str) -> RunRecord:
         environment=_fields(environment) if environment.exists() else {},
         tables=_read_tables(folder / "counts", [int(size) for size in arrivals["sizes"][: len(records)]]),
         finished=finished,
+        images=_fields(folder / "data.json").get("sample") if (folder / "data.json").exists() else None,
     )
 
 

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ffcil.errors import InputError, unknown
+from ffcil.errors import unknown
 from ffcil.metrics import CountTable, average_accuracy, forgetting, last_accuracy
+from ffcil.report.groups import Group, count, group_runs
 from ffcil.report.records import (
-    CLASSIFIER_NAMES,
     RunRecord,
     Seeds,
     classifiers_of,
     setting_rank,
     settings_of,
 )
+from ffcil.report.statistics import Change
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,15 +35,6 @@ SYMBOLS: dict[Metric, str] = {"average": "Ā", "last": "A_T", "forgetting": "F"}
 BASELINES = {"FF.org": "Equ.T", "FF.ours": "FF.org", "Equ.ours": "Equ.T"}
 """The setting that each is compared with."""
 NOTHING = "–"
-
-
-@dataclass(frozen=True)
-class Change:
-    """The mean difference to another setting, over runs of the same seeds."""
-
-    value: float
-    pairs: int
-    versus: str
 
 
 @dataclass(frozen=True)
@@ -63,29 +55,26 @@ class Cell:
     numbers: dict[Metric, Number | None]
 
 
-@dataclass(frozen=True)
+Cells = dict[str, Cell]
+Versus = Callable[[str], str]
+
+
+@dataclass(frozen=True, eq=False)
 class Row:
     """One method with one classifier on one dataset and number of steps: a cell a setting."""
 
-    dataset: str
-    steps: int
-    classes: int
-    method: str
-    title: str
-    """the method's name as in tables"""
+    group: Group
     classifier: str
     scored: bool
-    cells: dict[str, Cell]
-    notes: tuple[str, ...] = ()
+    cells: Cells
 
     @property
     def data_label(self) -> str:
-        return f"{self.dataset}, {self.steps} {'step' if self.steps == 1 else 'steps'}"
+        return self.group.data_label
 
     @property
     def label(self) -> str:
-        """Always with the classifier: a nearest-mean accuracy must not pass for that of the linear head."""
-        return f"{self.title}, {CLASSIFIER_NAMES.get(self.classifier, self.classifier)}"
+        return self.group.method_label(self.classifier)
 
     def number(self, setting: str, metric: Metric) -> Number | None:
         cell = self.cells.get(setting)
@@ -103,30 +92,21 @@ class Row:
 
 
 def compare(runs: Sequence[RunRecord], classifier: str | None = None) -> list[Row]:
-    """One row per (dataset, number of steps, method, classifier); only finished runs count."""
+    """One row per (dataset, number of steps, method, condition, classifier), further points of sweeps last.
+
+    Only finished runs count, with the original method or the whole framework: `ablation` has those with parts of it.
+    """
     finished = [run for run in runs if run.finished]
     known = {name for run in finished for name in run.tables}
     if classifier is not None and finished and classifier not in known:
         raise unknown("classifier", classifier, known)
     rows = []
     for group in group_runs(finished):
-        for name in classifiers_of(group):
+        whole = [run for run in group.runs if run.parts.name in ("org", "ours")]
+        for name in classifiers_of(whole):
             if classifier in (None, name):
-                rows.append(_row([run for run in group if name in run.tables], name))
-    return rows
-
-
-def group_runs(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
-    """Runs that may be compared: same dataset, classes, number of steps and method."""
-    groups: dict[tuple[str, int, int, str], list[RunRecord]] = {}
-    for run in runs:
-        groups.setdefault((run.dataset, sum(run.sizes), len(run.sizes), run.method), []).append(run)
-
-    def rank(key: tuple[str, int, int, str]) -> tuple[Any, ...]:
-        *data, method = key  # the lower bound goes first, the upper bound last
-        return (*data, method != "finetune", method == "joint", method)
-
-    return [groups[key] for key in sorted(groups, key=rank)]
+                rows.append(_row(group, [run for run in whole if name in run.tables], name))
+    return sorted(rows, key=lambda row: not row.group.is_main)
 
 
 def verdict(metric: Metric, value: float) -> Literal["better", "worse", "same"]:
@@ -155,7 +135,21 @@ def legend(rows: Sequence[Row]) -> str:
         "Ā: accuracy averaged over the steps; A_T: accuracy after the last step; F: forgetting (lower is better). "
         f"All in percent, mean ± sample standard deviation over n runs.{arrows}"
     )
-    return "\n".join([meaning, *dict.fromkeys(note for row in rows for note in row.notes)])
+    of_group = {row.group.name: seeds_text(row.group) for row in rows}
+    alike = len(set(of_group.values())) < 2
+    seeds = [text.capitalize() if alike else f"{name}: {text}" for name, text in of_group.items()]
+    repeated = [note for row in rows for note in row.group.notes]
+    return "\n".join([meaning, *dict.fromkeys([*seeds, *repeated])])
+
+
+def seeds_text(group: Group) -> str:
+    """Which of the three seeds vary over a group's runs: a deviation is of nothing else."""
+    kinds = ("class", "arrival", "training")
+    varied = [kind for k, kind in enumerate(kinds) if len({run.seeds[k] for run in group.runs}) > 1]
+    if not varied:
+        return "one seed."
+    fixed = ", ".join(kind for kind in kinds if kind not in varied)
+    return f"seeds that vary: {', '.join(varied)}{f'; fixed: {fixed}' if fixed else ''}."
 
 
 def runs_text(cell: Cell | None) -> str:
@@ -164,18 +158,24 @@ def runs_text(cell: Cell | None) -> str:
         return NOTHING
     average = cell.numbers["average"]
     pairs = average.change.pairs if average and average.change else cell.runs
-    return f"{cell.runs}" if pairs == cell.runs else f"{cell.runs} ({pairs} {'pair' if pairs == 1 else 'pairs'})"
+    return f"{cell.runs}" if pairs == cell.runs else f"{cell.runs} ({count(pairs, 'pair')})"
 
 
 def terminal(rows: Sequence[Row]) -> Table:
-    """For the terminal: three metrics and the number of runs a row; what got worse is red, what got better green."""
+    """For the terminal: three metrics and the number of runs a row; what got worse is red, what got better green.
+
+    Of a sweep only its main point is shown.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     colours = {"better": "green", "worse": "red", "same": "dim"}
+    further = sum(not row.group.is_main for row in rows)
+    rows = [row for row in rows if row.group.is_main]
     settings = settings_in(rows)
-    table = Table(box=box.SIMPLE, caption=Text(legend(rows), style="dim"), caption_justify="left", padding=(0, 1, 0, 0))
+    told = f"{legend(rows)}\n{count(further, 'further row')}: other spectra and orders." if further else legend(rows)
+    table = Table(box=box.SIMPLE, caption=Text(told, style="dim"), caption_justify="left", padding=(0, 1, 0, 0))
     table.add_column("Method")
     table.add_column("")
     for setting in settings:
@@ -205,21 +205,23 @@ def terminal(rows: Sequence[Row]) -> Table:
 def markdown(rows: Sequence[Row]) -> str:
     """A Markdown table, a line a metric, with its legend below."""
     settings = settings_in(rows)
-    lines = [_pipes(["Data", "Method", "", *settings]), _pipes(["---"] * 3 + ["---:"] * len(settings))]
-
-    def text(number: Number | None) -> str:
-        if number is None:
-            return NOTHING
-        std = f" ± {number.std:.2f}" if number.std is not None else ""
-        return f"{number.mean:.2f}{std}{f' {arrow(number.change.value)}' if number.change else ''}"
+    lines = [pipes(["Data", "Method", "", *settings]), pipes(["---"] * 3 + ["---:"] * len(settings))]
 
     for row in rows:
         head = [row.data_label, row.label]
         for metric in METRICS:
-            lines.append(_pipes([*head, SYMBOLS[metric], *(text(row.number(s, metric)) for s in settings)]))
-        lines.append(_pipes([*head, "n", *(runs_text(row.cells.get(s)) for s in settings)]))
+            lines.append(pipes([*head, SYMBOLS[metric], *(plain(row.number(s, metric)) for s in settings)]))
+        lines.append(pipes([*head, "n", *(runs_text(row.cells.get(s)) for s in settings)]))
     notes = legend(rows).replace("A_T", "A\\_T").replace("\n", "\n\n")
     return "\n".join([*lines, "", notes]) + "\n"
+
+
+def plain(number: Number | None) -> str:
+    """`55.90 ± 1.50 ↓14.35`"""
+    if number is None:
+        return NOTHING
+    std = f" ± {number.std:.2f}" if number.std is not None else ""
+    return f"{number.mean:.2f}{std}{f' {arrow(number.change.value)}' if number.change else ''}"
 
 
 def csv(rows: Sequence[Row]) -> str:
@@ -227,15 +229,24 @@ def csv(rows: Sequence[Row]) -> str:
     out = io.StringIO()
     names = [f"{metric}{part}" for metric in METRICS for part in ("", "_std", "_change")]
     writer = csv_format.writer(out, lineterminator="\n")
-    head = ["dataset", "classes", "steps", "method", "classifier", "scored", "setting", "runs", "versus", "pairs"]
+    head = ["dataset", "classes", "steps", "method", "condition", "classifier", "scored", "setting", "runs", "versus"]
+    head.append("pairs")
     writer.writerow([*head, *names])
     for row in rows:
         for setting in sorted(row.cells, key=setting_rank):
             cell = row.cells[setting]
             average = cell.numbers["average"]
             change = average.change if average else None
-            values: list[Any] = [row.dataset, row.classes, row.steps, row.method, row.classifier, row.scored, setting]
-            values += [cell.runs, change.versus if change else None, change.pairs if change else None]
+            group = row.group
+            values: list[Any] = [group.dataset, group.classes, group.steps, group.runs[0].method, group.label]
+            values += [
+                row.classifier,
+                row.scored,
+                setting,
+                cell.runs,
+                change.versus if change else None,
+                change.pairs if change else None,
+            ]
             for number in cell.numbers.values():
                 values += [number.mean, number.std] if number else [None, None]
                 values.append(number.change.value if number and number.change else None)
@@ -243,136 +254,48 @@ def csv(rows: Sequence[Row]) -> str:
     return out.getvalue()
 
 
-def latex(rows: Sequence[Row]) -> str:
-    """The paper's layout: settings across, Ā, A_T and F under each, deviation and arrow in small print below."""
-    settings = settings_in(rows)
-    columns = len(settings) * len(METRICS)
-    spans = [(2 + len(METRICS) * i, 1 + len(METRICS) * (i + 1)) for i in range(len(settings))]
-    lines = [
-        "% \\usepackage{booktabs,xcolor}",
-        *(f"% {line}" for line in legend(rows).split("\n")),
-        f"\\begin{{tabular}}{{@{{}}l*{{{columns}}}{{c}}@{{}}}}",
-        "\\toprule",
-        "".join(f" & \\multicolumn{{{len(METRICS)}}}{{c}}{{\\textbf{{{_tex(s)}}}}}" for s in settings) + r" \\",
-        " ".join(f"\\cmidrule(lr){{{first}-{last}}}" for first, last in spans),
-        "Method" + r" & $\overline{A}$ & $A_T$ & $F$" * len(settings) + r" \\",
-    ]
-    for i, row in enumerate(rows):
-        if i == 0 or row.data_label != rows[i - 1].data_label:
-            lines += [
-                "\\midrule",
-                f"\\multicolumn{{{columns + 1}}}{{@{{}}l}}{{\\textit{{{_tex(row.data_label)}}}}} \\\\",
-            ]
-        counts = ", ".join(_tex(runs_text(row.cells.get(setting))) for setting in settings)
-        lines.append(f"\\shortstack[l]{{{_tex(row.label)}\\\\{{\\scriptsize $n$ = {counts}}}}}")
-        lines += [f"  & {_tex_number(metric, row.number(s, metric))}" for s in settings for metric in METRICS]
-        lines[-1] += r" \\"
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
+Values = dict[str, dict[Seeds, dict[Metric, float | None]]]
+"""By setting and seeds."""
 
 
-def _row(runs: list[RunRecord], classifier: str) -> Row:
-    values: dict[str, dict[Seeds, dict[Metric, float | None]]] = {}
-    for setting in settings_of(runs):
-        mine = [run for run in runs if run.setting == setting]
-        _refuse_twins(mine)
-        values[setting] = {
-            run.seeds: {metric: measure(run.tables[classifier]) for metric, measure in METRICS.items()} for run in mine
-        }
-    cells = {
-        setting: Cell(len(of_seed), {metric: _number(values, setting, metric) for metric in METRICS})
-        for setting, of_seed in values.items()
+def cells_of(runs: Sequence[RunRecord], classifier: str, name: Callable[[RunRecord], str], versus: Versus) -> Cells:
+    """Cells of runs under the names that `name` gives them, each compared with the one that `versus` names."""
+    values: Values = {}
+    for run in runs:
+        table = run.tables[classifier]
+        values.setdefault(name(run), {})[run.seeds] = {metric: measure(table) for metric, measure in METRICS.items()}
+    return {
+        key: Cell(len(of_seed), {metric: _measured(values, key, metric, versus(key)) for metric in METRICS})
+        for key, of_seed in values.items()
     }
-    first = runs[0]
-    return Row(
-        dataset=first.dataset,
-        steps=len(first.sizes),
-        classes=sum(first.sizes),
-        method=first.method,
-        title=first.method_name,
-        classifier=classifier,
-        scored=classifier == first.scored,
-        cells=cells,
-        notes=_notes(runs),
-    )
 
 
-def _number(values: dict[str, dict[Seeds, dict[Metric, float | None]]], setting: str, metric: Metric) -> Number | None:
+def _row(group: Group, runs: list[RunRecord], classifier: str) -> Row:
+    cells = cells_of(runs, classifier, lambda run: run.setting, lambda setting: BASELINES.get(setting, ""))
+    ordered = {setting: cells[setting] for setting in settings_of(runs)}
+    return Row(group, classifier, classifier == runs[0].scored, ordered)
+
+
+def _measured(values: Values, setting: str, metric: Metric, versus: str) -> Number | None:
+    """Mean and deviation over seeds, and the differences to the setting `versus` of the same seeds."""
+
     def known(name: str) -> dict[Seeds, float]:
-        measured = {seeds: numbers[metric] for seeds, numbers in values.get(name, {}).items()}
-        return {seeds: value for seeds, value in measured.items() if value is not None and not np.isnan(value)}
+        of_seed = {seeds: numbers[metric] for seeds, numbers in values.get(name, {}).items()}
+        return {seeds: value for seeds, value in of_seed.items() if value is not None and not np.isnan(value)}
 
     mine = known(setting)
     if not mine:
         return None
-    versus = BASELINES.get(setting, "")
     theirs = known(versus)
-    differences = [value - theirs[seeds] for seeds, value in mine.items() if seeds in theirs]
+    differences = tuple(value - theirs[seeds] for seeds, value in sorted(mine.items()) if seeds in theirs)
     return Number(
         mean=float(np.mean(list(mine.values()))),
         std=float(np.std(list(mine.values()), ddof=1)) if len(mine) > 1 else None,
         n=len(mine),
-        change=Change(float(np.mean(differences)), len(differences), versus) if differences else None,
+        change=Change(differences, versus) if differences else None,
     )
 
 
-def _refuse_twins(runs: list[RunRecord]) -> None:
-    """Two runs of one cell with the same seeds: pairs would be arbitrary, and the mean would count one seed twice."""
-    by_seed: dict[Seeds, RunRecord] = {}
-    for run in runs:
-        twin = by_seed.setdefault(run.seeds, run)
-        if twin is not run:
-            fields = ", ".join(_differing([twin, run])) or "nothing"
-            raise InputError(
-                f"{twin.folder} and {run.folder} are both {run.setting} of {run.method_name} on {run.dataset} with the "
-                f"same seeds, and differ in {fields}; report them apart, each from a folder of its own."
-            )
-
-
-def _notes(runs: list[RunRecord]) -> tuple[str, ...]:
-    notes = []
-    for setting in settings_of(runs):
-        fields = _differing([run for run in runs if run.setting == setting])
-        if fields:
-            name = f"{runs[0].method_name} on {runs[0].dataset}, {setting}"
-            notes.append(f"Caution: the runs of {name} differ in {', '.join(fields)}.")
-    return tuple(notes)
-
-
-def _differing(runs: list[RunRecord]) -> list[str]:
-    """Names of the configuration fields, seeds apart, in which runs are not alike."""
-    flat = [_flatten(run.config) for run in runs]
-    names = sorted({name for config in flat for name in config if not name.endswith("seed")})
-    return [name for name in names if any(config.get(name) != flat[0].get(name) for config in flat)]
-
-
-def _flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in config.items():
-        flat |= _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return flat
-
-
-def _pipes(fields: Sequence[str]) -> str:
+def pipes(fields: Sequence[str]) -> str:
+    """A line of a Markdown table."""
     return "| " + " | ".join(field.replace("|", "\\|").replace("A_T", "A\\_T") for field in fields) + " |"
-
-
-def _tex(text: str) -> str:
-    for character in "&%$#_{}":
-        text = text.replace(character, f"\\{character}")
-    return text.replace(NOTHING, "--")
-
-
-def _tex_number(metric: Metric, number: Number | None) -> str:
-    if number is None:
-        return "--"
-    small = [f"$\\pm {number.std:.2f}$"] if number.std is not None else []
-    if number.change is not None:
-        colour = {"better": "34,139,34", "worse": "178,34,34", "same": "128,128,128"}
-        mark = arrow(number.change.value)
-        sign = {"↑": "\\uparrow", "↓": "\\downarrow", "=": "="}[mark[0]]
-        small.append(f"\\textcolor[RGB]{{{colour[verdict(metric, number.change.value)]}}}{{${sign} {mark[1:]}$}}")
-    return (
-        f"\\shortstack{{${number.mean:.2f}$\\\\{{\\scriptsize {' '.join(small)}}}}}"
-        if small
-        else f"${number.mean:.2f}$"
-    )

@@ -1,0 +1,127 @@
+"""The page in a real browser: loaded from a file, used with the mouse, on a wide and a narrow screen."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ffcil.report import load_runs, write_page
+from invented_runs import random_hits, write_run
+
+playwright = pytest.importorskip("playwright.sync_api", reason="the page is tried in a browser through playwright")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH to open the page in")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for method, setting, seed in itertools.product(("icarl", "der"), ("Equ.T", "FF.org", "FF.ours"), (0, 1)):
+        hits = random_hits(setting, seed if method == "icarl" else seed + 5)
+        write_run(folder / f"{method}-{setting}-{seed}", setting, seed, hits, method=method)
+    write_run(folder / "late", "FF.ours", 2, random_hits("FF.ours", 2), done=False, steps=2)
+    return write_page(load_runs(folder), folder / "report.html")
+
+
+class Opened:
+    """A page with what went wrong in it and what it asked for."""
+
+    def __init__(self, browser: Any, path: Path, width: int, scheme: str) -> None:
+        self.page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda m: self.errors.append(m.text) if m.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector(".plot .main-svg")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_the_page_loads_and_asks_for_nothing_else(browser: Any, path: Path, width: int, scheme: str) -> None:
+    opened = Opened(browser, path, width, scheme)
+    page = opened.page
+    assert opened.errors == []
+    assert opened.requests == [path.as_uri()]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width  # only tables scroll sideways
+    drawn = page.evaluate("[...document.querySelectorAll('.plot')].filter(p => p.offsetParent).map(p => !!p.data)")
+    assert drawn
+    assert all(drawn)
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (background == "rgb(255, 255, 255)") == (scheme == "light")
+    page.close()
+
+
+def column(page: Any, table: str, number: int) -> list[str]:
+    return page.locator(f"{table} tbody tr:not(.more) > :nth-child({number})").evaluate_all(
+        "cells => cells.map(cell => cell.dataset.value ?? cell.textContent.trim())"
+    )
+
+
+def test_tables_sort_both_ways(browser: Any, path: Path) -> None:
+    page = Opened(browser, path, 1280, "light").page
+    for table, number in (("#main-table", 2), ("table.runs", 4)):
+        values = column(page, table, number)
+        known = sorted((float(v) for v in values if v), reverse=False)
+        button = page.locator(f"{table} thead th:nth-child({number}) button")
+        for expected in (known, known[::-1]):
+            button.click()
+            sorted_values = column(page, table, number)
+            assert [float(v) for v in sorted_values if v] == expected
+            assert sorted_values[len(expected) :] == [""] * (len(values) - len(expected))  # the unfinished run is last
+    # A run's details went with it.
+    for body in page.locator("table.runs tbody").all():
+        seeds, folder = body.locator("td").nth(1).inner_text(), body.locator("summary").inner_text()
+        assert folder.split(",")[0].endswith(seeds) or folder.startswith("late")
+    page.close()
+
+
+def test_a_legend_toggles(browser: Any, path: Path) -> None:
+    page = Opened(browser, path, 1280, "light").page
+    plot = page.locator("#methods ~ details[open] .plot").first
+    before = plot.evaluate("plot => plot._fullData.filter(trace => trace.visible === true).length")
+    plot.locator(".legendtoggle").first.click()
+    page.wait_for_function(
+        "([plot, before]) => plot._fullData.filter(trace => trace.visible === true).length < before",
+        arg=[plot.element_handle(), before],
+    )
+    page.close()
+
+
+def test_details_open_and_draw_their_figures(browser: Any, path: Path) -> None:
+    opened = Opened(browser, path, 1280, "light")
+    page = opened.page
+    details = page.locator("table.runs details").first
+    assert not details.locator("pre").first.is_visible()
+    details.locator("summary").click()
+    assert details.get_by_text('"dataset": "glyphs"').is_visible()
+    assert "ffcil run" in details.locator("pre").nth(1).inner_text()
+    closed = page.locator("details.group:not([open])").first
+    closed.locator("summary").first.click()
+    page.wait_for_selector("details.group:nth-of-type(2) .plot .main-svg")
+    assert opened.errors == []
+    page.close()
+
+
+def test_a_narrow_screen_shows_one_metric_at_a_time(browser: Any, path: Path) -> None:
+    page = Opened(browser, path, 390, "light").page
+    table = page.locator("#main-table")
+    shown = [table.locator(f"td.{metric}").first.is_visible() for metric in ("average", "last", "forgetting")]
+    assert shown == [True, False, False]
+    page.locator('.switch button[data-metric="last"]').first.click()
+    shown = [table.locator(f"td.{metric}").first.is_visible() for metric in ("average", "last", "forgetting")]
+    assert shown == [False, True, False]
+    page.close()
