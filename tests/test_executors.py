@@ -20,6 +20,7 @@ from ffcil.executors.local import LocalExecutor
 from ffcil.executors.loop import run_jobs
 from ffcil.executors.mps import mps, mps_available
 from ffcil.executors.slurm import SlurmExecutor
+from ffcil.methods import METHODS, load_methods
 from ffcil.run import is_busy
 from studies import launch, small_jobs, timeless_records, write_small_study
 
