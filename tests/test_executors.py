@@ -173,12 +173,9 @@ def test_what_a_child_says_and_does_stays_in_its_log(tmp_path: Path, colours: Pa
         "    def finish(self, increment):\n"
         "        os.system('echo from below >&2')\n        raise ZeroDivisionError('oh')\n"
     )
-    from ffcil.methods import load_methods
-
     load_methods(str(method))
-    (job,) = small_jobs(
-        tmp_path, colours, groups=[{"recipes": ["glyphs"], "methods": ["noisy"], "settings": {"x": {}}}]
-    )
+    (job,) = small_jobs(tmp_path, colours, groups=one_setting("noisy"))
+    METHODS.pop("noisy")  # other tests list what there is
     job = Job(job.label, job.config, job.folder, data=job.data, device="cpu", imports=(str(method),))
     failed = run_jobs([job], LocalExecutor("cpu", 1), Heard())
     assert failed == {job.label: "ZeroDivisionError: oh"}
