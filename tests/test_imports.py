@@ -34,7 +34,7 @@ LAYERS = [
     ["methods.*"],  # a method may build on another
     ["methods"],
     ["progress"],
-    ["run"],
+    ["run", "loggers"],
     ["report.parts", "report.statistics"],
     ["report.records"],
     ["report.groups", "report.curves", "report.class_sizes"],
@@ -47,13 +47,17 @@ LAYERS = [
     ["report.page"],
     ["report.folder"],
     ["report"],
+    ["run_state", "estimate", "executors.mps", "executors.job"],
+    ["executors.loop", "study", "watch"],
+    ["executors.local", "executors.ray", "executors.slurm"],
+    ["study_run"],
     ["demo", "listing"],
     ["commands.options"],
-    ["commands.data", "commands.report"],
+    ["commands.data", "commands.report", "commands.study"],
     ["cli"],
     ["__main__"],
 ]
-FREE = {"", "commands", "models", "data", "recipes"}  # packages that hold nothing but their parts
+FREE = {"", "models", "data", "recipes", "executors", "commands"}  # packages that hold nothing but their parts
 
 
 def module_name(path: Path) -> str:

@@ -11,8 +11,9 @@ import typer
 
 from ffcil import __version__
 from ffcil.commands import data as data_commands
-from ffcil.commands.options import AsJson, Data, print_json, print_table, stoppable
+from ffcil.commands.options import AsJson, Data, Device, Imports, Logs, listed, print_json, print_table, stoppable
 from ffcil.commands.report import compare, report
+from ffcil.commands.study import study
 from ffcil.errors import InputError, unknown
 
 app = typer.Typer(
@@ -24,11 +25,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data_commands.app, name="data")
-
-Imports = Annotated[
-    list[str] | None, typer.Option("--import", metavar="FILE", help="Python file that registers methods of your own.")
-]
-Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda (default: cuda where there is one).")]
 
 
 def _show_version(show: bool) -> None:
@@ -153,6 +149,7 @@ def run(
     device: Device = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads (default: all cores).", min=1)] = None,
     imports: Imports = None,
+    logs: Logs = None,
     as_json: AsJson = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")] = False,
 ) -> None:
@@ -162,11 +159,13 @@ def run(
     config = resolve(recipe, parse_assignments(assignments or []))
     from rich.console import Console
 
-    from ffcil.progress import Shown
+    from ffcil.loggers import listeners
+    from ffcil.progress import Noted, Several, Shown
     from ffcil.run import Run
 
     _import_methods(imports)
-    made = Run(config, out, data=data, device=device, threads=threads, listener=Shown(Console(stderr=True)))
+    listener = Several(Shown(Console(stderr=True)), Noted(), *listeners(listed(logs), config))
+    made = Run(config, out, data=data, device=device, threads=threads, listener=listener)
     if dry_run:
         print_json(made.config.model_dump(mode="json"))
         return
@@ -197,12 +196,12 @@ def demo(
 ) -> None:
     """Equ.T, FF.org and FF.ours on the embedded data set: a table here, and a page to open."""
     from ffcil.demo import run_demo
-    from ffcil.recipe import parse_assignments
 
     with stoppable():
-        run_demo(method, seeds, out, parse_assignments(assignments or []), jobs)
+        run_demo(method, seeds, out, assignments or [], jobs)
 
 
+app.command()(study)
 app.command()(report)
 app.command()(compare)
 

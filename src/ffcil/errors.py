@@ -10,6 +10,10 @@ class InputError(ValueError):
     """Bad input. The command line prints its message alone, with exit status 2 and no traceback."""
 
 
+class BusyError(InputError):
+    """The run's folder is in another process's hands: nothing is wrong, and later it may be free."""
+
+
 def unknown(what: str, name: str, options: Iterable[str]) -> InputError:
     """An `InputError` for a name that does not exist, with the nearest one that does."""
     known = sorted(options)

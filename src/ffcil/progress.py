@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -18,6 +20,63 @@ class Listener:
     def epoch_done(self, epoch: int, loss: float, images_per_second: float) -> None: ...
     def step_done(self, record: Mapping[str, Any]) -> None: ...
     def finished(self) -> None: ...
+
+
+class Several(Listener):
+    """Tells each of several listeners."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        self.listeners = listeners
+
+    def started(self, folder: str, steps: int, finished: int, epoch: int) -> None:
+        for listener in self.listeners:
+            listener.started(folder, steps, finished, epoch)
+
+    def step_started(self, step: int, new: int, seen: int, epochs: int) -> None:
+        for listener in self.listeners:
+            listener.step_started(step, new, seen, epochs)
+
+    def epoch_done(self, epoch: int, loss: float, images_per_second: float) -> None:
+        for listener in self.listeners:
+            listener.epoch_done(epoch, loss, images_per_second)
+
+    def step_done(self, record: Mapping[str, Any]) -> None:
+        for listener in self.listeners:
+            listener.step_done(record)
+
+    def finished(self) -> None:
+        for listener in self.listeners:
+            listener.finished()
+
+
+class Noted(Listener):
+    """Keeps `progress.json` in the run's folder while it runs: what others see of it between two records."""
+
+    every = 1.0
+
+    def __init__(self) -> None:
+        self.step: dict[str, int] = {}
+        self.last = 0.0
+
+    def started(self, folder: str, steps: int, finished: int, epoch: int) -> None:
+        self.file = Path(folder) / "progress.json"
+
+    def step_started(self, step: int, new: int, seen: int, epochs: int) -> None:
+        self.step = {"step": step, "epochs": epochs}
+        self.began = time.monotonic()
+
+    def epoch_done(self, epoch: int, loss: float, images_per_second: float) -> None:
+        if time.monotonic() - self.last < self.every:
+            return
+        self.last = time.monotonic()
+        draft = self.file.with_name(".progress.json.draft")
+        seconds = time.monotonic() - self.began
+        now = {**self.step, "epoch": epoch, "images_per_second": images_per_second, "seconds": seconds}
+        draft.write_text(json.dumps(now))
+        draft.replace(self.file)
+
+    def finished(self) -> None:
+        self.file.unlink(missing_ok=True)
 
 
 def accuracies(record: Mapping[str, Any]) -> str:

@@ -13,6 +13,8 @@ from pydantic import BaseModel
 from ffcil.config import ARRIVALS, RunConfig, Settings, validate
 from ffcil.errors import InputError, unknown
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a study reads a recipe for each of its runs
+
 
 def recipe_names() -> list[str]:
     return sorted(
@@ -33,13 +35,18 @@ def load_recipe(name: str) -> dict[str, Any]:
         text = (resources.files("ffcil.recipes") / f"{name}.yaml").read_text(encoding="utf-8")
     else:
         raise unknown("recipe", name, recipe_names())
+    return read_yaml(f"Recipe {name!r}", text)
+
+
+def read_yaml(what: str, text: str) -> dict[str, Any]:
+    """The mapping of fields in a YAML text; `what` names it in errors."""
     try:
-        recipe = yaml.safe_load(text)
+        content = yaml.load(text, _LOADER)
     except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"Recipe {name!r} is not YAML: {' '.join(str(error).split())}.") from error
-    if not isinstance(recipe, dict):
-        raise InputError(f"Recipe {name!r} must be a YAML mapping of fields, not {type(recipe).__name__}.")
-    return recipe
+        raise InputError(f"{what} is not YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{what} must be a YAML mapping of fields, not {type(content).__name__}.")
+    return content
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
@@ -105,13 +112,14 @@ def _kind_of_arrivals(kind: Any) -> type[Settings]:
     return ARRIVALS[kind]
 
 
-def _check_names(settings: Mapping[str, Any], model: type[BaseModel], prefix: str = "") -> None:
+def check_names(settings: Mapping[str, Any], model: type[BaseModel], prefix: str = "") -> None:
+    """Every key is a field of `model`; a wrong one is answered with the nearest right one."""
     for key, value in settings.items():
         if key not in model.model_fields:
             raise unknown("field", f"{prefix}{key}", [f"{prefix}{name}" for name in model.model_fields])
         annotation = model.model_fields[key].annotation
         if isinstance(annotation, type) and issubclass(annotation, BaseModel) and isinstance(value, Mapping):
-            _check_names(value, annotation, f"{prefix}{key}.")
+            check_names(value, annotation, f"{prefix}{key}.")
 
 
 def _check_arrivals(arrivals: Any) -> None:
@@ -131,24 +139,26 @@ def _check_arrivals(arrivals: Any) -> None:
 
 def build_config(settings: Mapping[str, Any]) -> RunConfig:
     """A complete configuration from a nested mapping, every name checked."""
-    _check_names(settings, RunConfig)
+    check_names(settings, RunConfig)
     _check_arrivals(settings.get("arrivals"))
     return validate(RunConfig, settings)
 
 
-def resolve(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
-    """The configuration that a recipe gives under `overrides` (nested; later wins).
+def resolve(recipe: str, *overrides: Mapping[str, Any]) -> RunConfig:
+    """The configuration that a recipe gives under `overrides` (nested), laid on it one after another.
 
     A recipe may hold a mapping `methods` from a method's name to the fields in which it differs.
     """
-    base, over = load_recipe(recipe), dict(overrides or {})
-    by_method = base.pop("methods", None) or {}
-    method = over.get("method", base.get("method"))
+    settings = load_recipe(recipe)
+    by_method = settings.pop("methods", None) or {}
+    method = next((over["method"] for over in reversed(overrides) if "method" in over), settings.get("method"))
     if not isinstance(by_method, Mapping) or not all(isinstance(fields, Mapping) for fields in by_method.values()):
         raise InputError(f"`methods` in recipe {recipe!r} must map methods to the fields in which they differ.")
     if isinstance(method, str):
-        base = lay(base, by_method.get(method, {}))
-    return build_config(lay(base, over))
+        settings = lay(settings, by_method.get(method, {}))
+    for over in overrides:
+        settings = lay(settings, over)
+    return build_config(settings)
 
 
 def describe_fields(model: type[BaseModel] = RunConfig, prefix: str = "") -> list[dict[str, Any]]:

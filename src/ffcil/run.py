@@ -27,7 +27,7 @@ from ffcil.config import EqualArrivals, GivenArrivals, HalfArrivals, RunConfig, 
 from ffcil.data.augment import Augmentation
 from ffcil.data.sources import SOURCES, DataSet, load_dataset
 from ffcil.environment import describe_environment
-from ffcil.errors import InputError
+from ffcil.errors import BusyError, InputError
 from ffcil.memory import ExemplarMemory
 from ffcil.methods import find_method
 from ffcil.methods.learner import Learner, build_learner, complete
@@ -88,10 +88,20 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise InputError(
-                f"Another process is running in {folder}: wait for it, or choose another --out."
-            ) from error
+            raise BusyError(f"Another process is running in {folder}: wait for it, or choose another --out.") from error
         yield
+
+
+def is_busy(folder: Path) -> bool:
+    """Whether another process is running in a folder at this moment."""
+    try:
+        with (folder / ".lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 class Run:
@@ -225,9 +235,10 @@ class Run:
                 for part in ("checkpoints", "counts"):
                     (self.folder / part).mkdir(parents=True, exist_ok=True)
                 with _locked(self.folder):
-                    remove_drafts(self.folder)
-                    self._claim(stream, learner.engine)
-                    self._run(stream, learner)
+                    if not (self.folder / "done").exists():  # another process may have finished it meanwhile
+                        remove_drafts(self.folder)
+                        self._claim(stream, learner.engine)
+                        self._run(stream, learner)
         except torch.OutOfMemoryError as error:
             raise InputError(
                 "The GPU's memory is not enough: lower train.batch, evaluate_batch or image_size, or use --device cpu."

@@ -1,8 +1,9 @@
-"""Options that several commands take, and how they print."""
+"""Options that several commands share, how they print, and what Ctrl-C does to a command."""
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,23 @@ Data = Annotated[
     Path | None,
     typer.Option("--data", help="File or folder of the data set (default: $FFCIL_DATA or the cache)."),
 ]
+Imports = Annotated[
+    list[str] | None, typer.Option("--import", metavar="FILE", help="Python file that registers methods of your own.")
+]
+Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda (default: cuda where there is one).")]
+Logs = Annotated[
+    list[str] | None,
+    typer.Option("--log", metavar="NAME", help="Log to tensorboard (in the run's folder) or wandb too."),
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a field of every run; `ffcil fields` lists them."),
+]
+
+
+def listed(texts: list[str] | None) -> list[str]:
+    """`["a,b", "c"]` as a, b, c."""
+    return [part.strip() for text in texts or [] for part in text.split(",") if part.strip()]
 
 
 def print_json(value: Any) -> None:
@@ -30,9 +48,12 @@ def print_table(table: Any) -> None:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Ctrl-C ends a command with a sentence and status 130."""
+    """Ctrl-C, or being told to end, ends a command with a sentence and status 130."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
         print("ffcil: stopped; the same command continues from here.", file=sys.stderr)
         raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,392 @@
+"""Executors: what becomes of jobs whose workers die, are held by others, or are stopped; MPS; SLURM; Ray."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ffcil.errors import InputError
+from ffcil.executors.job import LOG, Ending, Job, Outcome, attempt
+from ffcil.executors.local import LocalExecutor
+from ffcil.executors.loop import run_jobs
+from ffcil.executors.mps import mps, mps_available
+from ffcil.executors.slurm import SlurmExecutor
+from ffcil.methods import METHODS, load_methods
+from ffcil.run import is_busy
+from studies import launch, small_jobs, timeless_records, write_small_study
+
+DONE, DIED = Outcome(Ending.DONE), Outcome(Ending.DIED, "killed by SIGKILL")
+
+
+class Heard:
+    """A watcher that keeps what it is told."""
+
+    def __init__(self, look: Callable[[Collection[Job]], None] = lambda running: None) -> None:
+        self.said: list[str] = []
+        self.look = look
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+class Scripted:
+    """An executor whose attempts at a job end as a script says, at once."""
+
+    def __init__(self, slots: int | None, script: dict[str, list[Outcome]]) -> None:
+        self.slots, self.script = slots, script
+        self.started: list[str] = []
+        self.stopped: list[str] = []
+        self.most = self.now = 0
+
+    def __enter__(self) -> Scripted:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def start(self, job: Job) -> Any:
+        executor = self
+        executor.started.append(job.label)
+        executor.now += 1
+        executor.most = max(executor.most, executor.now)
+
+        class Ended:
+            def outcome(self) -> Outcome | None:
+                executor.now -= 1
+                return executor.script[job.label].pop(0)
+
+            def stop(self) -> None:
+                executor.stopped.append(job.label)
+
+            def wait(self) -> None:
+                executor.stopped.append(f"{job.label} awaited")
+
+        return Ended()
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, colours: Path) -> list[Job]:
+    return small_jobs(tmp_path, colours, seeds=[0, 1])
+
+
+def test_a_death_is_survived_once_and_bad_input_not_tried_again(jobs: list[Job]) -> None:
+    labels = [job.label for job in jobs]
+    wrong = Outcome(Ending.WRONG, "no such data")
+    script = dict(zip(labels, [[DIED, DONE], [DIED, DIED], [wrong], [DONE]], strict=True))
+    executor, heard = Scripted(2, script), Heard()
+    failed = run_jobs(jobs, executor, heard, every=0)
+    assert failed == {labels[1]: "killed by SIGKILL", labels[2]: "no such data"}
+    assert sorted(executor.started) == sorted([labels[0], labels[0], labels[1], labels[1], labels[2], labels[3]])
+    assert executor.most == 2
+    assert f"{labels[0]}: killed by SIGKILL; taken up again" in heard.said
+    assert f"{labels[1]}: failed: killed by SIGKILL" in heard.said
+
+
+def test_a_job_in_other_hands_is_waited_for(jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ffcil.executors.loop.BUSY_SECONDS", 0.05)
+    mine, theirs = jobs[:2]
+    executor = Scripted(None, {mine.label: [DONE], theirs.label: [Outcome(Ending.BUSY), DONE]})
+    assert run_jobs([mine, theirs], executor, Heard(), every=0.01) == {}
+    assert executor.started == [mine.label, theirs.label, theirs.label]
+
+
+def test_a_finished_job_is_not_started(jobs: list[Job]) -> None:
+    jobs[0].folder.mkdir(parents=True)
+    (jobs[0].folder / "done").touch()
+    executor = Scripted(1, {jobs[1].label: [DONE]})
+    run_jobs(jobs[:2], executor, Heard(), every=0)
+    assert executor.started == [jobs[1].label]
+
+
+def test_an_interrupt_stops_all_before_it_waits(jobs: list[Job]) -> None:
+    def interrupt(running: Collection[Job]) -> None:
+        raise KeyboardInterrupt
+
+    executor = Scripted(2, {})
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs(jobs, executor, Heard(interrupt), every=0)
+    first, second = (job.label for job in jobs[:2])
+    assert executor.stopped == [first, second, f"{first} awaited", f"{second} awaited"]
+
+
+def test_a_lock_is_seen_and_goes_with_its_process(tmp_path: Path) -> None:
+    assert not is_busy(tmp_path)
+    program = (
+        f"import fcntl, sys; file = open({str(tmp_path / '.lock')!r}, 'w'); fcntl.flock(file, fcntl.LOCK_EX)\n"
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout
+        assert holder.stdout.readline() == "held\n"
+        assert is_busy(tmp_path)
+        holder.kill()
+    assert not is_busy(tmp_path)
+
+
+def test_a_killed_child_is_taken_up_where_it_was(tmp_path: Path, colours: Path) -> None:
+    """One of two is killed in the middle: the records are those of runs that nobody disturbed."""
+    undisturbed = small_jobs(tmp_path, colours, epochs=12)
+    for job in undisturbed:
+        assert attempt(job) == DONE
+    expected = timeless_records(tmp_path / "out")
+
+    (tmp_path / "again").mkdir()
+    jobs = small_jobs(tmp_path / "again", colours, epochs=12)
+    executor, killed = LocalExecutor("cpu", 2), list[int]()
+    start = executor.start
+
+    def remember(job: Job) -> Any:
+        child = start(job)
+        if job.label == jobs[0].label:
+            killed.append(child.process.pid or 0)
+        return child
+
+    def kill_once(running: Collection[Job]) -> None:
+        if len(killed) == 1 and recorded(jobs[0].folder):
+            os.kill(killed[0], signal.SIGKILL)
+            killed.append(0)
+
+    executor.start = remember  # type: ignore[method-assign]
+    heard = Heard(kill_once)
+    assert run_jobs(jobs, executor, heard, every=0.02) == {}
+    assert [text.split("; ")[0] for text in heard.said] == [f"{jobs[0].label}: killed by SIGKILL"]
+    assert "taken up after" in (jobs[0].folder / LOG).read_text()
+    assert timeless_records(tmp_path / "again" / "out") == expected
+
+
+def test_what_a_child_says_and_does_stays_in_its_log(tmp_path: Path, colours: Path) -> None:
+    method = tmp_path / "mine.py"
+    method.write_text(
+        "import os\nfrom ffcil.methods import register\nfrom ffcil.methods.finetune import Finetune\n"
+        "@register('noisy')\nclass Noisy(Finetune):\n    title = 'Noisy'\n"
+        "    def finish(self, increment):\n"
+        "        os.system('echo from below >&2')\n        raise ZeroDivisionError('oh')\n"
+    )
+    load_methods(str(method))
+    (job,) = small_jobs(tmp_path, colours, groups=one_setting("noisy"))
+    METHODS.pop("noisy")  # other tests list what there is
+    job = Job(job.label, job.config, job.folder, data=job.data, device="cpu", imports=(str(method),))
+    failed = run_jobs([job], LocalExecutor("cpu", 1), Heard())
+    assert failed == {job.label: "ZeroDivisionError: oh"}
+    log = (job.folder / LOG).read_text()
+    assert log.count("Traceback") == 2  # tried twice
+    assert "from below" in log
+
+
+def test_two_studies_on_one_folder_share_the_work(tmp_path: Path, colours: Path) -> None:
+    """Each run is made once, whoever makes it; both studies end well."""
+    study = write_small_study(tmp_path / "small.yaml", colours, epochs=3, seeds=[0, 1])
+    both = [launch(study, tmp_path / "out", "--jobs", "1") for _ in range(2)]
+    for process in both:
+        output, _ = process.communicate(timeout=200)
+        assert process.returncode == 0, output
+        assert "4 of 4 runs done" in output
+    logs = [path.read_text() for path in (tmp_path / "out" / "runs").glob(f"*/{LOG}")]
+    assert len(logs) == 4
+    assert [log.count(": 3 steps") for log in logs] == [1] * 4
+    assert [log.count("step 3/3: ") for log in logs] == [1] * 4
+
+
+@pytest.mark.slow
+def test_a_killed_study_is_continued_by_the_same_command(tmp_path: Path, colours: Path) -> None:
+    study = write_small_study(tmp_path / "small.yaml", colours, epochs=60, seeds=[0, 1])
+    for job in small_jobs(tmp_path / "reference", colours, epochs=60, seeds=[0, 1]):
+        assert attempt(job) == DONE
+    expected = timeless_records(tmp_path / "reference" / "out")
+    killed = launch(study, tmp_path / "out", "--jobs", "2")
+    wait_for(lambda: sum(map(recorded, (tmp_path / "out" / "runs").glob("*"))) == 2)
+    killed.kill()
+    killed.wait()
+    again = launch(study, tmp_path / "out", "--jobs", "2")
+    output, _ = again.communicate(timeout=500)
+    assert again.returncode == 0, output
+    assert timeless_records(tmp_path / "out") == expected
+    logs = [path.read_text() for path in (tmp_path / "out" / "runs").glob(f"*/{LOG}")]
+    assert [[log.count(f"step {k}/3: ") for k in (1, 2, 3)] for log in logs] == [[1, 1, 1]] * 4  # no step made twice
+
+
+def recorded(folder: Path) -> bool:
+    """Whether a run's first step is done."""
+    records = folder / "records.jsonl"
+    return records.exists() and records.stat().st_size > 0
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_a_stopped_study_leaves_no_process(tmp_path: Path, colours: Path) -> None:
+    study = write_small_study(tmp_path / "small.yaml", colours, epochs=5000)
+    process = launch(study, tmp_path / "out", "--jobs", "2")
+    runs = tmp_path / "out" / "runs"
+    wait_for(lambda: len(list(runs.glob("*/checkpoints/*.safetensors"))) == 2)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert output.splitlines()[-1] == "ffcil: stopped; the same command continues from here."
+    for folder in runs.iterdir():
+        assert not is_busy(folder)
+        assert (folder / LOG).read_text().endswith("ffcil: stopped\n")
+        assert not (folder / "progress.json").exists()
+
+
+# --- MPS ----------------------------------------------------------------------------------------------------------
+
+FAKE = """#!/bin/sh
+# stands in for NVIDIA's: -d starts the service, commands on standard input go to the one in the pipe's folder
+place="${CUDA_MPS_PIPE_DIRECTORY:-$HOME/default}"
+if [ "$1" = -d ]; then touch "$place/control"; echo "start $place" >> "$HOME/calls"; exit 0; fi
+read command
+[ -e "$place/control" ] || exit 1
+echo "$command $place" >> "$HOME/calls"
+if [ "$command" = quit ]; then rm "$place/control"; fi
+"""
+
+
+@pytest.fixture
+def fake_mps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with two GPUs and MPS, as far as an executor can tell. Gives the file of calls."""
+    (tmp_path / "bin").mkdir()
+    control = tmp_path / "bin" / "nvidia-cuda-mps-control"
+    control.write_text(FAKE)
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    return tmp_path / "calls"
+
+
+def test_mps_is_started_and_stopped(fake_mps: Path) -> None:
+    executor = LocalExecutor()
+    assert executor.slots == 16
+    with executor:
+        place = executor.environment["CUDA_MPS_PIPE_DIRECTORY"]
+        assert fake_mps.read_text() == f"start {place}\n"
+    assert fake_mps.read_text().splitlines() == [f"start {place}", f"quit {place}"]
+    assert not Path(place).exists()
+
+
+def test_mps_is_stopped_also_after_a_failure(fake_mps: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), mps():
+        raise KeyboardInterrupt
+    assert fake_mps.read_text().splitlines()[-1].startswith("quit ")
+
+
+def test_a_service_that_runs_already_is_left_alone(fake_mps: Path) -> None:
+    (fake_mps.parent / "default").mkdir()
+    (fake_mps.parent / "default" / "control").touch()
+    with mps() as environment:
+        assert environment == {}
+    assert [line.split()[0] for line in fake_mps.read_text().splitlines()] == ["get_server_list"]
+
+
+def test_how_many_at_a_time(fake_mps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert LocalExecutor("cuda:1").slots == 8
+    assert LocalExecutor(per_gpu=3).slots == 6
+    assert not LocalExecutor(jobs=2).share  # a GPU each: nothing to share
+    assert LocalExecutor("cpu").slots == len(os.sched_getaffinity(0))
+    with pytest.raises(InputError, match="Device 'cuda:2' is not there: choose one of cpu, cuda:0, cuda:1"):
+        LocalExecutor("cuda:2")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert not mps_available()
+    assert LocalExecutor().slots == 2
+
+
+# --- SLURM --------------------------------------------------------------------------------------------------------
+
+
+def test_slurm_through_submitit(tmp_path: Path, colours: Path) -> None:
+    """submitit's local executor: a job that is killed is sent again and goes on, and ends with the same records."""
+    pytest.importorskip("submitit")
+    (first,) = small_jobs(tmp_path, colours, epochs=12, groups=one_setting())
+    assert attempt(first) == DONE
+    (tmp_path / "again").mkdir()
+    (job,) = small_jobs(tmp_path / "again", colours, epochs=12, groups=one_setting())
+    executor, sent = SlurmExecutor("cpu", 1, {"timeout_min": 5}, cluster="local"), list[Any]()
+    start = executor.start
+
+    def remember(job: Job) -> Any:
+        sent.append(start(job))
+        return sent[-1]
+
+    def kill_once(running: Collection[Job]) -> None:
+        if len(sent) == 1 and recorded(job.folder):
+            children = subprocess.run(
+                ["pgrep", "-P", str(sent[0].job._process.pid)], capture_output=True, text=True, check=True
+            )
+            for pid in (*children.stdout.split(), str(sent[0].job._process.pid)):
+                os.kill(int(pid), signal.SIGKILL)
+
+    executor.start = remember  # type: ignore[method-assign]
+    assert run_jobs([job], executor, Heard(kill_once)) == {}
+    assert len(sent) == 2
+    assert timeless_records(tmp_path / "again" / "out") == timeless_records(tmp_path / "out")
+
+
+def one_setting(method: str = "icarl") -> list[dict[str, Any]]:
+    return [{"recipes": ["glyphs"], "methods": [method], "settings": {"FF.ours": {"robust": True}}}]
+
+
+# --- Ray ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Callable[[], None]]]:
+    """A Ray cluster of two nodes with a core each on this machine: its address, and what kills the second node."""
+    pytest.importorskip("ray")
+    # a token of its own: the cluster takes no orders from others, and the user's token is left alone
+    for name, value in {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}.items():
+        monkeypatch.setenv(name, value)
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    ray = [str(Path(sys.executable).with_name("ray")), "start", "--num-cpus=1", "--block"]
+    sizes = ["--object-store-memory=80000000", "--node-ip-address=127.0.0.1"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True, "env": environment}
+    head = subprocess.Popen([*ray, *sizes, "--head", "--port=6399", "--include-dashboard=false"], **quiet)  # type: ignore[call-overload]
+    time.sleep(12)
+    second = subprocess.Popen([*ray, *sizes, "--address=127.0.0.1:6399"], **quiet)  # type: ignore[call-overload]
+    time.sleep(10)
+
+    def kill(node: subprocess.Popen[bytes]) -> None:
+        if node.poll() is None:
+            os.killpg(node.pid, signal.SIGKILL)
+            node.wait()
+
+    yield "127.0.0.1:6399", lambda: kill(second)
+    kill(second)
+    kill(head)
+
+
+@pytest.mark.slow
+def test_a_ray_node_dies_and_its_run_goes_on_elsewhere(
+    tmp_path: Path, colours: Path, two_nodes: tuple[str, Callable[[], None]]
+) -> None:
+    address, kill_second = two_nodes
+    (tmp_path / "reference").mkdir()
+    for job in small_jobs(tmp_path / "reference", colours, epochs=60, seeds=[0, 1]):
+        assert attempt(job) == DONE
+    study = write_small_study(tmp_path / "small.yaml", colours, epochs=60, seeds=[0, 1])
+    process = launch(study, tmp_path / "out", "--executor", "ray", "--address", address)
+    wait_for(lambda: sum(map(recorded, (tmp_path / "out" / "runs").glob("*"))) >= 2)
+    assert not list((tmp_path / "out" / "runs").glob("*/done"))
+    kill_second()
+    output, _ = process.communicate(timeout=500)
+    assert process.returncode == 0, output
+    assert "4 of 4 runs done" in output
+    assert timeless_records(tmp_path / "out") == timeless_records(tmp_path / "reference" / "out")
+    logs = [path.read_text() for path in (tmp_path / "out" / "runs").glob(f"*/{LOG}")]
+    assert sum("taken up after" in log for log in logs) == 1  # the one that the dead node had
