@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from conftest import small_stream
-from ffcil.methods.learner import Learner
+from conftest import AUGMENTATION, small_config, small_stream
+from ffcil.arrivals import given
+from ffcil.data.glyphs import CHARACTERS, draw_glyphs
+from ffcil.data.image_set import ImageSet
+from ffcil.methods.learner import Learner, build_learner
 from ffcil.methods.moal import MoAL, pseudo_features
 from ffcil.methods.ranpac import RanPAC
 from ffcil.models.analytic import (
@@ -24,6 +28,8 @@ from ffcil.models.analytic import (
     solve_ridge,
 )
 from ffcil.run import evaluate
+from ffcil.stream import Stream
+from ffcil.training import Engine
 
 Make = Callable[..., Learner]
 
@@ -251,9 +257,14 @@ def test_ranpac_is_one_ridge_regression_of_everything(make_learner: Make) -> Non
     torch.testing.assert_close(learner.classify(features), 20 * (phi @ weight).float(), rtol=1e-3, atol=2e-2)
 
 
-def test_ranpac_learns(make_learner: Make) -> None:
-    learner = make_learner(method="ranpac")
-    for increment in small_stream([1, 3, 2]):
+def test_ranpac_learns() -> None:
+    def drawn(each: int, seed: int) -> ImageSet:  # what the embedded network knows to look at
+        images = torch.from_numpy(draw_glyphs(CHARACTERS[:6], each, seed))
+        return ImageSet(images, torch.arange(6).repeat_interleave(each), CHARACTERS[:6])
+
+    config, as_pretrained = small_config(method="ranpac"), replace(AUGMENTATION, mean=(0.0,) * 3, std=(1.0,) * 3)
+    learner = build_learner(config, as_pretrained, Engine.create("cpu", config.train))
+    for increment in Stream(drawn(16, 0), drawn(8, 1), given([1, 3, 2]), class_seed=None):
         learner.learn(increment)
         table = evaluate(learner, increment)["analytic"]
     assert np.trace(table) / table.sum() > 0.8

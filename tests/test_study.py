@@ -151,11 +151,11 @@ def test_each_recipe_has_its_own_data() -> None:
 
 
 def test_missing_data_are_told_by_recipe(tmp_path: Path) -> None:
-    made = jobs("table-main", datasets=["cars", "imagenet-a"], seeds=[0], data=[f"cars={tmp_path}"])
+    made = jobs("table-main", datasets=["glyphs", "imagenet-a"], seeds=[0], methods=["mos"], data=[f"{tmp_path}"])
     (problem,) = missing_data(made)
-    assert problem.startswith("imagenet-a: Data set 'folder' needs images")
+    assert problem.startswith("imagenet-a: Data set 'imagenet-a' is not in")
     study = load_study("table-main")
-    with pytest.raises(InputError, match="imagenet-a: Data set 'folder' needs images"):
+    with pytest.raises(InputError, match="imagenet-a: Data set 'imagenet-a' is not in"):
         carry_out(study, made[-1:], tmp_path / "out", LocalExecutor("cpu", 1), Console(quiet=True))
     assert not (tmp_path / "out").exists()
 
