@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ffcil.study import jobs_of, load_study, narrow
+
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
@@ -28,3 +30,12 @@ def test_schedule_to_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert "12 classes, 5 steps" in printed
     assert "FF.ours" in printed
     assert len(list((tmp_path / "runs").glob("*/done"))) == 2
+
+
+def test_a_study_of_ones_own() -> None:
+    study = load_study(str(EXAMPLES / "alignment.yaml"))
+    jobs = jobs_of(narrow(study, datasets=["glyphs"]), Path("out"))
+    seen = {(job.config.arrivals.kind, job.config.reduction, job.config.alignment) for job in jobs}
+    assert len(jobs) == 12
+    assert len(seen) == 6
+    assert ("free-flow", "class_wise_mean", "diwa") in seen

@@ -189,8 +189,10 @@ class Run:
             self._write("environment.json", first)
 
     def _fix_threads(self) -> None:
-        """A CPU's sums depend on the number of threads: a run taken up again uses as many as when it began."""
-        begun_with = (self._read("environment.json") or {}).get("threads") if self._begun() else None
+        """A CPU's sums depend on the number of threads: a run taken up again uses as many as when it began. On a GPU
+        they do not, and the next machine may have fewer cores."""
+        on_cpu = self.device == "cpu"
+        begun_with = (self._read("environment.json") or {}).get("threads") if on_cpu and self._begun() else None
         if begun_with and self.threads and begun_with != self.threads:
             raise InputError(f"The run in {self.folder} was begun with {begun_with} thread(s): leave --threads out.")
         if threads := begun_with or self.threads:

@@ -47,8 +47,7 @@ class Job:
         """What a person would type to make this run alone; it is kept in environment.json."""
         named = {"--data": self.data, "--device": self.device}
         options = [str(part) for option, value in named.items() if value is not None for part in (option, value)]
-        options += ["--threads", "1"] if self.device == "cpu" else []
-        options += [part for file in self.imports for part in ("--import", file)]
+        options += ["--threads", "1", *(part for file in self.imports for part in ("--import", file))]
         return ["ffcil", "run", str(self.folder / "config.json"), "--out", str(self.folder), *options]
 
 
@@ -77,9 +76,9 @@ def attempt(job: Job) -> Outcome:
                 for file in job.imports:
                     load_methods(file)
             device = job.device or ("cuda" if torch.cuda.is_available() else "cpu")
-            threads = 1 if device == "cpu" else None  # one each: and so the same run wherever it is made
             listener = Several(Shown(Console(file=log, width=200)), Noted(), *listeners(job.logs, job.config))
-            Run(job.config, job.folder, data=job.data, device=device, threads=threads, listener=listener).execute()
+            # a thread each: runs that share a machine do not fight for cores, and a run is the same wherever it is made
+            Run(job.config, job.folder, data=job.data, device=device, threads=1, listener=listener).execute()
         except BusyError as error:
             return Outcome(Ending.BUSY, str(error))
         except InputError as error:
