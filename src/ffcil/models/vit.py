@@ -129,7 +129,8 @@ def _of_timm(name: str, hub: bool) -> VisionTransformer:
             f"The weights of {name!r} cannot be had from the hub ({error}): name a file with --set weights=FILE."
         ) from error
     if not isinstance(net, VisionTransformer) or not all(isinstance(block, Block) for block in net.blocks):
-        raise InputError(f"Backbone {name!r} is not a plain ViT: choose a vit_* of timm's.")
+        built = type(net).__name__
+        raise InputError(f"Backbone {name!r} is not a plain ViT (timm builds it as {built}): choose another vit_*.")
     if any(getattr(block.attn, "gate", None) is not None for block in net.blocks):
         raise InputError(f"Backbone {name!r} has gated attention, which LoRA does not know: choose another vit_*.")
     return net
