@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
+from conftest import small_stream
 from ffcil.errors import InputError
+from ffcil.methods.learner import Learner
 from ffcil.models.tuners import Adapter, LoRA, Tuning, adapters
 from ffcil.models.vit import ViT, build_vit
 
@@ -164,3 +167,20 @@ def test_sets_of_adapters_share_their_compiled_code() -> None:
         compiled.append(counter.frame_count)
     torch.compiler.reset()
     assert compiled == [1, 1, 1]
+
+
+def test_a_learners_state_leaves_the_frozen_network_out(make_learner: Callable[..., Learner]) -> None:
+    learner = make_learner(method="simplecil")
+    (increment,) = small_stream([2])
+    learner.learn(increment)
+    state = learner.state()
+    assert not [name for name in state["modules"] if "vit" in name]
+    same, other = make_learner(method="simplecil"), make_learner(method="simplecil", weights=None)
+    for begun in (same, other):
+        begun.begin(increment)
+    same.restore(state)
+    images = torch.rand(3, 3, 16, 16)
+    with torch.no_grad():
+        assert torch.equal(same.logits(images)["prototype"], learner.logits(images)["prototype"])
+    with pytest.raises(InputError, match="begun on other weights of 'glyph_vit'"):
+        other.restore(state)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ffcil.errors import InputError
 from ffcil.ha import AlignmentTraining, ClassStatistics, HeadAgnosticAlignment, align_features
 from ffcil.methods.learner import Learner, LearnerSettings, MethodConfig
 from ffcil.models.tuners import Tuning
 from ffcil.models.vit import UNTUNED, build_vit
 from ffcil.stream import Increment
 from ffcil.training import derive_seed
+
+VIT = "vit."
+"""with which the names of the frozen network's weights begin"""
 
 
 class Pretrained(Learner):
@@ -29,7 +33,9 @@ class Pretrained(Learner):
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
-        self.vit = self.placed(build_vit(settings.backbone, settings.weights))
+        vit = build_vit(settings.backbone, settings.weights)
+        self._weights = vit.fingerprint()
+        self.vit = self.placed(vit)
         width, device = self.feature_dim, self.engine.device
         self.statistics = ClassStatistics(width).to(device)
         """of raw features, in the space in which each class was learned"""
@@ -137,3 +143,16 @@ class Pretrained(Learner):
 
     def deployed(self) -> Iterable[nn.Module]:
         return [self.vit, *([self.ha] if self.ha is not None else [])]
+
+    def state(self) -> dict[str, Any]:
+        """Without the ViT, which never changes and may be a hundred times as large: its fingerprint instead."""
+        own = {key: value for key, value in self.state_dict().items() if not key.startswith(VIT)}
+        return {**super().state(), "modules": own, "weights": self._weights}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        if state["weights"] != self._weights:
+            raise InputError(
+                f"The run was begun on other weights of {self.settings.backbone!r}: bring them back, or start it anew."
+            )
+        frozen = {key: value for key, value in self.state_dict().items() if key.startswith(VIT)}
+        super().restore({**state, "modules": {**state["modules"], **frozen}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,6 +38,13 @@ class ViT(nn.Module):
     def forward(self, images: Tensor, tunings: Sequence[Tuning] = UNTUNED, blocks: int | None = None) -> Tensor:
         """What all blocks, or the first `blocks` alone, make of the images; `tunings` are of these blocks."""
         return self.read(self.through(self.embed(images), tunings, 0, blocks))
+
+    def fingerprint(self) -> str:
+        """Of all weights, to the bit."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self.net.state_dict().items()):
+            digest.update(name.encode() + value.contiguous().cpu().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
     def embed(self, images: Tensor) -> Tensor:
         """Patches, class token and positions: [B, N, width]"""
