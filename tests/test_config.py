@@ -61,7 +61,8 @@ def test_the_published_settings_of_the_pretrained_methods(
         assert (phase.epochs, phase.learning_rate, phase.weight_decay) == (epochs, rate, decay)
         assert phase.schedule == "cosine"
     assert {key: config.options[key] for key in options} == options
-    assert config.backbone == "vit_base_patch16_224.augreg_in21k"
+    went_on_to_imagenet_1k = method == "moal" or (method, recipe) == ("cllora", "imagenet-r")
+    assert config.backbone == "vit_base_patch16_224.augreg_in21k" + ("_ft_in1k" if went_on_to_imagenet_1k else "")
 
 
 def test_the_published_schedule_of_icarl() -> None:
@@ -203,3 +204,9 @@ def test_every_field_is_listed_and_explained() -> None:
         }
 
     assert leaves(set_()) - {"arrivals.kind"} <= names
+
+
+@pytest.mark.parametrize("method", ["cllora", "finetune", "ewc"])
+def test_a_centre_loss_that_a_method_does_not_have(method: str) -> None:
+    with pytest.raises(InputError, match=f"centre_weight has no meaning for '{method}'"):
+        complete(resolve("glyphs", {"method": method, "centre_weight": 0.1}))

@@ -92,3 +92,12 @@ def test_new_rows_are_uniform_up_to_the_published_bound() -> None:
     assert head.weight.abs().max().item() <= bound
     assert head.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.02)
     assert head.bias.eq(0).all()
+
+
+def test_fresh_rows_with_a_deviation_of_their_own() -> None:
+    torch.manual_seed(0)
+    head = GrowingLinear(768, deviation=0.02)
+    head.grow(50)
+    assert head.weight.std().item() == pytest.approx(0.0176, rel=0.03)  # a normal of 0.02 cut at two deviations
+    assert head.weight.abs().max() <= 0.04
+    assert not head.bias.any()

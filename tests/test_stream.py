@@ -48,6 +48,8 @@ def test_the_order_of_seed_1993_is_the_published_one() -> None:
     order = class_order(100, 1993)
     assert order[:12] == (68, 56, 78, 8, 23, 84, 90, 65, 74, 76, 40, 89)
     assert order[-6:] == (39, 67, 29, 49, 57, 33)
+    assert class_order(196, 1993)[:5] == (59, 134, 162, 9, 42)
+    assert class_order(200, 1993)[:5] == (168, 136, 51, 9, 183)
     assert class_order(5, None) == (0, 1, 2, 3, 4)
 
 

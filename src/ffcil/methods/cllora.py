@@ -52,6 +52,10 @@ class CLLoRA(SimpleCIL):
     Class means are made with the shared part of their step and are compared with features by that of now, as in the
     paper; the shared part moves, so test features cannot be kept from one step to the next.
 
+    HA is trained on the newest features, and on features drawn of each class in its own space, against the means of all
+    classes. A prediction compares a class with the feature of its own step alone; features of a drawn class under the
+    other steps' LoRA cannot be had.
+
     A step of one class has nothing to tell apart: cross-entropy and distillation are constant, and its LoRA stays near
     what it was, which is no change at all.
     """
@@ -138,11 +142,12 @@ class CLLoRA(SimpleCIL):
         return self.tuned(images, [*_tunings(self.shared), *_tunings(self.specific[-1])])
 
     def features_by_step(self, images: Tensor) -> list[Tensor]:
-        """Features under the LoRA of every step, [B, D] each; the shared blocks are passed once."""
+        """Features under the LoRA of every step, [B, D] each; the shared blocks are passed once, and all LoRA are
+        folded into the weights: nothing is trained here."""
         first = len(self.shared)
         with self.engine.autocast():
-            trunk = self.vit.through(self.vit.embed(images), _tunings(self.shared), 0, first)
-            read = [self.vit.read(self.vit.through(trunk, _tunings(loras), first)) for loras in self.specific]
+            trunk = self.vit.through(self.vit.embed(images), _folded(self.shared), 0, first)
+            read = [self.vit.read(self.vit.through(trunk, _folded(loras), first)) for loras in self.specific]
         return [features.float() for features in read]
 
     def logits(self, images: Tensor) -> dict[str, Tensor]:
@@ -168,6 +173,10 @@ def gradient_shares(ups: Tensor) -> Tensor:
     norms = ups.norm(dim=2, keepdim=True)
     total = norms.sum(dim=3, keepdim=True)
     return torch.where(total > 0, norms.shape[3] * norms / torch.where(total > 0, total, 1.0), 1.0)
+
+
+def _folded(loras: nn.Module) -> list[Tuning]:
+    return [Tuning(folded=cast(LoRA, lora).folded()) for lora in loras.children()]
 
 
 def _tunings(loras: nn.Module) -> list[Tuning]:

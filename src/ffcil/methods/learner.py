@@ -304,6 +304,8 @@ def complete(config: RunConfig) -> RunConfig:
             f"Method {config.method!r} stands on a pre-trained ViT, not on {config.backbone!r}: take a recipe that has "
             "one, such as cifar100-vit, or set backbone and weights."
         )
+    if config.centre_weight and not method.uses_memory:
+        raise InputError(f"centre_weight has no meaning for {config.method!r}, which has no exemplars: leave it at 0.")
     if not method.pretrained and config.backbone not in BACKBONES:
         raise unknown("backbone", config.backbone, BACKBONES)
     for option in config.options:

@@ -19,6 +19,8 @@ from ffcil.models.heads import GrowingLinear, cosine
 from ffcil.stream import Increment
 from ffcil.training import Rate
 
+HEAD_DEVIATION = 0.02
+"""of the head's fresh weights, as timm's heads have it: at a tenth of the rate it cannot unlearn a larger start"""
 HEAD_RATE = 0.1
 """of the head, as a share of the adapters' learning rate"""
 EVALUATIONS = 4
@@ -55,7 +57,13 @@ def retrieve(first: Tensor, following: Tensor, evaluations: int = EVALUATIONS) -
 
 @register("mos")
 class MOS(StepAdapters):
-    """Prototypes under the first step's adapters choose an adapter; the head under it may choose another."""
+    """Prototypes under the first step's adapters choose an adapter; the head under it may choose another.
+
+    The contrastive term takes dot products as they are. It is nearly idle where a class mean is most like itself; on a
+    network with long features of which the means are much shorter it outweighs the cross-entropy (the loss then rises
+    from step to step): set contrastive_weight=0 there. At a step of one class it is all that trains, the cross-entropy
+    being constant. HA stands before both classifiers, as before every prediction, and is trained through the head.
+    """
 
     title = "MOS"
     paper = "https://arxiv.org/abs/2412.09441"
@@ -75,7 +83,7 @@ class MOS(StepAdapters):
         """1 once this step has begun to optimise: there is then an optimiser step that no merge has followed yet"""
 
     def build_head(self) -> GrowingLinear:
-        return GrowingLinear(self.feature_dim)
+        return GrowingLinear(self.feature_dim, HEAD_DEVIATION)
 
     def grow(self, increment: Increment) -> None:
         super().grow(increment)

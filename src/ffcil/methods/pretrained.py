@@ -150,7 +150,7 @@ class Pretrained(Learner):
         return {**super().state(), "modules": own, "weights": self._weights}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        if state["weights"] != self._weights:
+        if state.get("weights") != self._weights:
             raise InputError(
                 f"The run was begun on other weights of {self.settings.backbone!r}: bring them back, or start it anew."
             )

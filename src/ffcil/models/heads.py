@@ -13,10 +13,12 @@ class GrowingLinear(nn.Module):
     weight: nn.Parameter
     bias: nn.Parameter
 
-    def __init__(self, features: int) -> None:
+    def __init__(self, features: int, deviation: float | None = None) -> None:
+        """`deviation`: of fresh weights, drawn from a normal distribution cut at two of them; None: as `grow` says"""
         super().__init__()
         self.weight = nn.Parameter(torch.empty(0, features))
         self.bias = nn.Parameter(torch.empty(0))
+        self.deviation = deviation
 
     @property
     def classes(self) -> int:
@@ -34,11 +36,18 @@ class GrowingLinear(nn.Module):
         old_classes, old_features = self.weight.shape
         features = features or old_features
         # drawn on the CPU: the same on every device
-        rows = _uniform(classes - old_classes, features)
-        columns = _uniform(old_classes, features - old_features, fan_in=features).to(self.weight.device)
+        rows = self._fresh(classes - old_classes, features, features)
+        columns = self._fresh(old_classes, features - old_features, features).to(self.weight.device)
         old = torch.cat([self.weight, torch.zeros_like(columns) if blind else columns], dim=1)
         self.weight = nn.Parameter(torch.cat([old, rows.to(old.device)]))
         self.bias = nn.Parameter(torch.cat([self.bias, self.bias.new_zeros(len(rows))]))
+
+    def _fresh(self, rows: int, columns: int, fan_in: int) -> Tensor:
+        weights = torch.empty(rows, columns)
+        if self.deviation is not None:
+            return nn.init.trunc_normal_(weights, std=self.deviation, a=-2 * self.deviation, b=2 * self.deviation)
+        bound = (3 / fan_in) ** 0.5
+        return weights.uniform_(-bound, bound)
 
     def forward(self, features: Tensor) -> Tensor:
         """[B, D] -> [B, classes]"""
@@ -74,8 +83,3 @@ class GrowingCosine(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """[B, D] -> [B, classes]"""
         return self.scale * cosine(features, self.weight)
-
-
-def _uniform(rows: int, columns: int, fan_in: int | None = None) -> Tensor:
-    bound = (3 / (fan_in or columns)) ** 0.5
-    return torch.empty(rows, columns).uniform_(-bound, bound)

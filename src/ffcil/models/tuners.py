@@ -66,6 +66,8 @@ class Tuning(NamedTuple):
     adapter: Adapter | None = None
     lora: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     """a `LoRA`, or one with something bound"""
+    folded: Tensor | None = None
+    """what a LoRA that is trained no more adds to the projection's weight, [3 D, D]"""
 
 
 def adapters(depth: int, width: int, rank: int) -> nn.ModuleList:

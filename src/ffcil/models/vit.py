@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -78,21 +78,21 @@ def published_normalisation(name: str) -> tuple[tuple[float, float, float], tupl
 
 def _tuned(block: Block, tokens: Tensor, tuning: Tuning) -> Tensor:
     """timm's block with what is attached; its stochastic depth is idle, since the network is frozen."""
-    attended = tokens + block.ls1(_attention(block.attn, block.norm1(tokens), tuning.lora))
+    attended = tokens + block.ls1(_attention(block.attn, block.norm1(tokens), tuning))
     out: Tensor = attended + block.ls2(block.mlp(block.norm2(attended)))
     return out if tuning.adapter is None else out + tuning.adapter(attended)
 
 
-def _attention(attention: Any, tokens: Tensor, lora: Callable[[Tensor], tuple[Tensor, Tensor]] | None) -> Tensor:
-    if lora is None:
+def _attention(attention: Any, tokens: Tensor, tuning: Tuning) -> Tensor:
+    if tuning.lora is None and tuning.folded is None:
         return cast(Tensor, attention(tokens))
-    batch, count, _ = tokens.shape
-    of_queries, of_values = lora(tokens)
-    queries, keys, values = attention.qkv(tokens).chunk(3, dim=-1)
-    by_head = (batch, count, attention.num_heads, attention.head_dim)
-    queries, keys, values = (
-        part.reshape(by_head).transpose(1, 2) for part in (queries + of_queries, keys, values + of_values)
-    )
+    weight = attention.qkv.weight if tuning.folded is None else attention.qkv.weight + tuning.folded
+    queries, keys, values = F.linear(tokens, weight, attention.qkv.bias).chunk(3, dim=-1)
+    if tuning.lora is not None:
+        of_queries, of_values = tuning.lora(tokens)
+        queries, values = queries + of_queries, values + of_values
+    by_head = (*tokens.shape[:2], attention.num_heads, attention.head_dim)
+    queries, keys, values = (part.reshape(by_head).transpose(1, 2) for part in (queries, keys, values))
     attended = F.scaled_dot_product_attention(attention.q_norm(queries), attention.k_norm(keys), values)
     return cast(Tensor, attention.proj(attention.norm(attended.transpose(1, 2).flatten(2))))
 
