@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ffcil.report import compare, load_runs
+from ffcil.report import compare, load_runs, write_report
 from ffcil.report.class_sizes import class_points, mean_by_size
 from ffcil.report.contents import Contents
+from ffcil.report.latex import latex
 from ffcil.report.overhead import costs
 from ffcil.report.sweeps import sweeps
 from ffcil.report.tables import markdown

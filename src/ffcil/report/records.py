@@ -268,5 +268,5 @@ def _read_counts(path: Path) -> dict[str, np.ndarray[Any, Any]]:
             return {name: arrays[name] for name in arrays.files}
     except FileNotFoundError:
         raise InputError(f"{path} is missing though its step is recorded; remove the run and start it again.") from None
-    except DAMAGED as error:
-        raise InputError(f"{path} is damaged ({error}); remove the run and start it again.") from None
+    except DAMAGED:  # numpy's own words are of pickles, and would mislead
+        raise InputError(f"{path} is damaged; remove the run and start it again.") from None
