@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 from collections.abc import Callable
@@ -102,3 +103,32 @@ def naive(setting: str, seed: int, classifier: str) -> tuple[float, float, float
             by_group.setdefault(j, []).append(100 * right / (IMAGES * len(group)))
     lost = [max(over_time) - over_time[-1] for j, over_time in by_group.items() if j < len(sizes) - 1]
     return statistics.mean(curve), curve[-1], statistics.mean(lost)
+
+
+def write_study(folder: Path) -> Path:
+    """Three settings, three seeds; FF.ours lacks seed 2: that run of it is unfinished."""
+    for setting, seed in itertools.product(("Equ.T", "FF.org", "FF.ours"), (0, 1, 2)):
+        unfinished = setting == "FF.ours" and seed == 2
+        hits = random_hits(setting, seed)
+        steps = 2 if unfinished else None
+        write_run(folder / f"{setting}-{seed}", setting, seed, hits, done=not unfinished, steps=steps)
+    return folder
+
+
+def write_sweep(folder: Path) -> Path:
+    """Equ.T on three seeds; FF.org and FF.ours at three alphas and two orders, the main point on three seeds."""
+    points = [(1.0, "jumbled", (0, 1, 2)), (0.1, "jumbled", (0, 1)), (4.0, "jumbled", (0, 1))]
+    points.append((1.0, "ascending", (0, 1)))
+
+    def write(name: str, setting: str, seed: int, **arrivals: Any) -> None:
+        arrivals |= {"steps": 4}
+        hits = random_hits(setting, seed)
+        write_run(folder / name, setting, seed, hits, classifiers=("linear",), arrivals=arrivals)
+
+    for seed in (0, 1, 2):
+        write(f"e{seed}", "Equ.T", seed)
+    for alpha, order, seeds in points:
+        for setting, seed in itertools.product(("FF.org", "FF.ours"), seeds):
+            name = f"{setting}-{alpha}-{order}-{seed}"
+            write(name, setting, seed, kind="free-flow", alpha=alpha, order=order)
+    return folder

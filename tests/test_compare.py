@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy import stats
 from typer.testing import CliRunner
 
 from conftest import small_config
@@ -74,7 +75,8 @@ def test_studies_are_paired_by_seeds(tmp_path: Path) -> None:
     truth = [naive("FF.ours", seed, "linear")[1] - naive("FF.org", seed, "linear")[1] for seed in (1, 2)]
     assert last["differences"] == pytest.approx(truth)
     assert last["difference"] == pytest.approx(statistics.mean(truth))
-    assert last["interval"] == pytest.approx([min(truth), max(truth)])
+    assert last["interval"] == pytest.approx(list(stats.ttest_1samp(truth, 0).confidence_interval(0.95)))
+    assert last["bootstrap_interval"] == pytest.approx([min(truth), max(truth)])
     assert free["config"] == {"note": [[None, "new"], [None, "new"]]}
     assert [Path(folder).name for folder in found["only_a"]] == ["Equ.T-0", "FF.org-0"]
     assert found["only_b"] == []
@@ -108,8 +110,10 @@ def test_an_unfinished_run_has_steps_and_no_result(tmp_path: Path) -> None:
     (pair,) = as_json(tmp_path / "a", tmp_path / "b")["pairs"]
     assert pair["classifiers"]["linear"]["summary"]["average"] is None
     assert len(pair["classifiers"]["linear"]["steps"]) == 2
-    shown = CliRunner().invoke(app, ["compare", str(tmp_path / "a"), str(tmp_path / "b")]).output
-    assert "is unfinished (2 of 4 steps)" in " ".join(shown.split())
+    assert pair["seconds"] == {"train": None, "memory": None, "evaluate": None}
+    shown = " ".join(CliRunner().invoke(app, ["compare", str(tmp_path / "a"), str(tmp_path / "b")]).output.split())
+    assert "is unfinished (2 of 4 steps)" in shown
+    assert "No time to compare" in shown
 
 
 def test_studies_without_a_pair_are_an_error(tmp_path: Path) -> None:
@@ -117,3 +121,70 @@ def test_studies_without_a_pair_are_an_error(tmp_path: Path) -> None:
     b = study(tmp_path / "b", {"FF.org": "FF.org"}, (0, 1), dataset="digits")
     with pytest.raises(InputError, match="data set and seeds"):
         differences(load_runs(a), load_runs(b))
+
+
+def test_other_conditions_are_not_averaged(tmp_path: Path) -> None:
+    for side, more in (("a", 0), ("b", 2)):
+        for budget, right in ((100, 5), (500, 12)):
+            hits = right + more * (1 if budget == 100 else 3)
+            for seed in (0, 1):
+                folder, memory = tmp_path / side / f"{budget}-{seed}", {"budget": budget}
+                write_run(folder, "FF.org", seed, lambda *_, n=hits: n, classifiers=ONE, memory=memory)
+    found = as_json(tmp_path / "a", tmp_path / "b")
+    last = {pair["name"]: pair["classifiers"]["linear"]["summary"]["last"] for pair in found["pairs"]}
+    assert {name: (of["difference"], of["pairs"]) for name, of in last.items()} == {
+        "iCaRL on glyphs, FF.org (memory.budget 100)": (pytest.approx(10), 2),
+        "iCaRL on glyphs, FF.org (memory.budget 500)": (pytest.approx(30), 2),
+    }
+
+
+def test_a_run_that_has_not_begun_takes_nothing_from_the_others(tmp_path: Path) -> None:
+    study(tmp_path / "a", {"FF.org": "FF.org"}, (0, 1, 2))
+    study(tmp_path / "b", {"FF.org": "FF.ours"}, (0, 1))
+    late = write_run(tmp_path / "b" / "late", "FF.org", 2, random_hits("FF.org", 2), classifiers=ONE, done=False)
+    (late / "records.jsonl").write_text("")
+    (pair,) = as_json(tmp_path / "a", tmp_path / "b")["pairs"]
+    linear = pair["classifiers"]["linear"]
+    truth = [naive("FF.ours", seed, "linear")[0] - naive("FF.org", seed, "linear")[0] for seed in (0, 1)]
+    assert linear["summary"]["average"]["differences"] == pytest.approx(truth)
+    assert [step["pairs"] for step in linear["steps"]] == [2, 2, 2, 2]
+    assert pair["seconds"]["train"] == {"a": 6.0, "b": 6.0}
+    shown = " ".join(CliRunner().invoke(app, ["compare", str(tmp_path / "a"), str(tmp_path / "b")]).output.split())
+    assert "late is unfinished (0 of 4 steps): nothing of it is below." in shown
+
+
+def test_steps_are_those_of_the_pairs_that_have_them(tmp_path: Path) -> None:
+    study(tmp_path / "a", {"FF.org": "FF.org"}, (0, 1))
+    study(tmp_path / "b", {"FF.org": "FF.org"}, (0,))
+    write_run(tmp_path / "b" / "late", "FF.org", 1, lambda *_: 20, classifiers=ONE, done=False, steps=2)
+    (pair,) = as_json(tmp_path / "a", tmp_path / "b")["pairs"]
+    assert [step["pairs"] for step in pair["classifiers"]["linear"]["steps"]] == [2, 2, 1, 1]
+
+
+def test_scored_is_compared_with_scored(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "FF.org", 0, lambda *_: 8, classifiers=("linear", "nearest-mean"))
+    scored = {"prototype": 12, "nearest-mean": 10}
+    write_run(tmp_path / "b", "FF.org", 0, lambda c, *_: scored[c], classifiers=tuple(scored), method="ranpac")
+    (pair,) = as_json(tmp_path / "a", tmp_path / "b")["pairs"]
+    found = {name: of["summary"]["last"]["difference"] for name, of in pair["classifiers"].items()}
+    assert found == {"linear → prototype": pytest.approx(20), "nearest-mean": pytest.approx(10)}
+    shown = CliRunner().invoke(app, ["compare", str(tmp_path / "a"), str(tmp_path / "b")]).output
+    assert "Accuracy in percent, linear head in A, prototypes in B (scored)" in " ".join(shown.split())
+
+
+def test_other_images_are_told(tmp_path: Path) -> None:
+    for side in ("a", "b"):
+        folder = write_run(tmp_path / side, "FF.org", 0, lambda *_: 8, classifiers=ONE, dataset="folder")
+        (folder / "data.json").write_text(json.dumps({"classes": ["x", "y"], "sample": side}))
+    (pair,) = as_json(tmp_path / "a", tmp_path / "b")["pairs"]
+    assert pair["name"] == "iCaRL on folder (images 1), FF.org → iCaRL on folder (images 2), FF.org"
+
+
+def test_a_damaged_run_is_named_and_the_rest_compared(tmp_path: Path) -> None:
+    for side in ("a", "b"):
+        study(tmp_path / side, {"FF.org": "FF.org"}, (0, 1))
+    (tmp_path / "b" / "FF.org-1" / "counts" / "step-001.npz").write_bytes(b"no")
+    done = CliRunner().invoke(app, ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json"])
+    (pair,) = json.loads(done.stdout)["pairs"]
+    assert len(pair["runs"]) == 1
+    assert "step-001.npz is damaged" in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -23,10 +24,9 @@ def report(
     from ffcil.report.contents import Contents
     from ffcil.report.folder import write_report
     from ffcil.report.page import TITLE
-    from ffcil.report.records import load_runs
     from ffcil.report.tables import legend, terminal
 
-    contents = Contents.of(load_runs(folder))
+    contents = Contents.read(folder)
     out = out or folder / "report"
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file: give --out a folder.")
@@ -57,9 +57,12 @@ def compare(
 ) -> None:
     """Two runs or two studies side by side: configuration, accuracy (paired by seeds) and time, B against A."""
     from ffcil.report.differences import as_tables, differences, to_json
-    from ffcil.report.records import load_runs
+    from ffcil.report.records import read_runs
 
-    found = differences(load_runs(a), load_runs(b))
+    (runs_a, damaged_a), (runs_b, damaged_b) = read_runs(a), read_runs(b)
+    for sentence in (*damaged_a, *damaged_b):
+        print(f"ffcil: left out: {sentence}", file=sys.stderr)
+    found = differences(runs_a, runs_b)
     if as_json:
         print(json.dumps(to_json(found), indent=2, ensure_ascii=False))
         return

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from ffcil.report.groups import Group, group_runs
 from ffcil.report.parts import Parts
 from ffcil.report.records import RunRecord, classifiers_of
-from ffcil.report.tables import METRICS, SYMBOLS, Cell, cells_of, pipes, plain
+from ffcil.report.tables import METRICS, SYMBOLS, Cell, cells_of, pipes, plain, runs_text
+
+ARROWS = "Arrows: against the original method, the mean difference of runs with the same seeds."
 
 
 @dataclass(frozen=True)
@@ -69,22 +71,23 @@ def markdown(made: Sequence[Ablation]) -> str:
     for one in made:
         for parts, cell in one.lines:
             numbers = [plain(cell.numbers[metric]) for metric in METRICS]
-            lines.append(pipes([one.data_label, one.label, shown_name(parts), *numbers, str(cell.runs)]))
-    note = "Arrows: against the original method, the mean difference of runs with the same seeds."
-    return "\n".join([*lines, "", note]) + "\n"
+            lines.append(pipes([one.data_label, one.label, shown_name(parts), *numbers, runs_text(cell)]))
+    return "\n".join([*lines, "", ARROWS]) + "\n"
 
 
 def csv(made: Sequence[Ablation]) -> str:
     """Full precision, a line for each method and choice of parts."""
     out = io.StringIO()
     writer = csv_format.writer(out, lineterminator="\n")
-    head = ["dataset", "classes", "steps", "schedule", "method", "condition", "classifier", "parts", "runs"]
+    head = ["dataset", "classes", "steps", "schedule", "method", "condition", "classifier", "parts", "runs", "pairs"]
     writer.writerow([*head, *(f"{metric}{part}" for metric in METRICS for part in ("", "_std", "_change"))])
     for one in made:
         group = one.group
         about = [group.dataset, group.classes, group.steps, one.schedule, group.runs[0].method, group.label]
         for parts, cell in one.lines:
-            values: list[object] = [*about, one.classifier, shown_name(parts), cell.runs]
+            average = cell.numbers["average"]
+            pairs = average.change.pairs if average and average.change else None
+            values: list[object] = [*about, one.classifier, shown_name(parts), cell.runs, pairs]
             for number in cell.numbers.values():
                 values += [number.mean, number.std] if number else [None, None]
                 values.append(number.change.value if number and number.change else None)

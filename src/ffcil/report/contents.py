@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ffcil.report.ablation import Ablation, ablations
 from ffcil.report.groups import Group, count, group_runs
 from ffcil.report.overhead import Cost, costs
-from ffcil.report.records import RunRecord
+from ffcil.report.records import RunRecord, read_runs
 from ffcil.report.sweeps import Sweep, sweeps
 from ffcil.report.tables import Row, compare
 
@@ -25,9 +26,16 @@ class Contents:
     alphas: tuple[Sweep, ...]
     orders: tuple[Sweep, ...]
     costs: tuple[Cost, ...]
+    damaged: tuple[str, ...] = ()
+    """a sentence on each run that cannot be read"""
 
     @classmethod
-    def of(cls, runs: Sequence[RunRecord]) -> Contents:
+    def read(cls, folder: Path | str) -> Contents:
+        """Of the runs at or below a folder; those that are damaged are named, and the rest is reported."""
+        return cls.of(*read_runs(folder))
+
+    @classmethod
+    def of(cls, runs: Sequence[RunRecord], damaged: Sequence[str] = ()) -> Contents:
         rows = tuple(compare(runs))
         return cls(
             runs=tuple(runs),
@@ -37,6 +45,7 @@ class Contents:
             alphas=tuple(sweeps(rows, "alpha")),
             orders=tuple(sweeps(rows, "order")),
             costs=tuple(cost for cost in costs(runs) if cost.group.is_main),
+            damaged=tuple(damaged),
         )
 
     @property
@@ -68,11 +77,12 @@ class Contents:
 
     @property
     def notes(self) -> list[str]:
-        """Unfinished runs and repeated ones, which are in no result."""
+        """Damaged, unfinished and repeated runs, which are in no result, and those whose images are not the others'."""
+        damaged = [f"Left out of every result: {sentence}" for sentence in self.damaged]
         unfinished = [
             f"{run.folder.name} ({run.method_name}, {run.setting}, {run.seed_label}) is unfinished, "
             f"{len(run.records)} of {count(len(run.sizes), 'step')}, and is left out of every result."
             for run in self.runs
             if not run.finished
         ]
-        return [*unfinished, *dict.fromkeys(note for group in self.groups for note in group.notes)]
+        return [*damaged, *unfinished, *dict.fromkeys(note for group in self.groups for note in group.notes)]

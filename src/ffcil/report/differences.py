@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,30 +10,44 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ffcil.errors import InputError
-from ffcil.metrics import curve
-from ffcil.report.groups import count, differing_fields
-from ffcil.report.records import CLASSIFIER_NAMES, RunRecord
-from ffcil.report.statistics import ENOUGH_PAIRS, LEVEL, Change, bounds_text, signed
+from ffcil.metrics import CountTable, curve
+from ffcil.report.groups import condition_label, conditions, count, differing_fields, flatten, titles
+from ffcil.report.image_sets import ImageSets, image_sets
+from ffcil.report.records import CLASSIFIER_NAMES, PHASES, RunRecord
+from ffcil.report.statistics import ENOUGH_PAIRS, LEVEL, TOO_FEW, Change, bounds_text, signed
 from ffcil.report.tables import METRICS, NOTHING, SYMBOLS, Metric, verdict
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 Pair = tuple[RunRecord, RunRecord]
-PHASES = ("train", "memory", "evaluate")
+
+
+@dataclass(frozen=True)
+class Classifiers:
+    """What is compared: A's classifier with that of B."""
+
+    a: str
+    b: str
+
+    @property
+    def name(self) -> str:
+        """`linear`, or `linear → prototype`"""
+        return self.a if self.a == self.b else f"{self.a} → {self.b}"
+
+    def tables(self, pair: Pair) -> tuple[CountTable, CountTable] | None:
+        """None where one of the runs has finished no step."""
+        a, b = pair[0].tables.get(self.a), pair[1].tables.get(self.b)
+        return (a, b) if a and b else None
 
 
 @dataclass(frozen=True, eq=False)
 class Differences:
-    """Pairs of runs that say the same of themselves, and so can be averaged over seeds."""
+    """Pairs of runs that differ in nothing but seeds on either side, and so can be averaged over them."""
 
     pairs: tuple[Pair, ...]
-
-    @property
-    def name(self) -> str:
-        a, b = self.pairs[0]
-        names = [f"{run.method_name} on {run.dataset}, {run.setting}" for run in (a, b)]
-        return names[0] if names[0] == names[1] else f"{names[0]} → {names[1]}"
+    name: str
+    """of method, data set and setting, with the fields that tell it from other pairs of the same"""
 
     @property
     def config(self) -> dict[str, list[tuple[Any, Any]]]:
@@ -42,35 +57,47 @@ class Differences:
         return {name: [tuple(fields[name]) for fields in by_pair if name in fields] for name in names}
 
     @property
-    def classifiers(self) -> list[str]:
-        """Those that both sides have, A's scored one first."""
-        a = self.pairs[0][0]
-        return [name for name in a.classifiers if all(name in run.tables for pair in self.pairs for run in pair)]
+    def classifiers(self) -> list[Classifiers]:
+        """A's scored one with B's, then every one that both have."""
+        begun = [pair for pair in self.pairs if all(run.records for run in pair)]
+        scored = [Classifiers(str(a.scored), str(b.scored)) for a, b in begun]
+        both = [Classifiers(name, name) for a, b in begun for name in a.classifiers if name in b.tables]
+        return list(dict.fromkeys([*scored, *both]))
 
-    def values(self, classifier: str, metric: Metric) -> list[tuple[float, float]]:
+    @property
+    def finished(self) -> list[Pair]:
+        return [(a, b) for a, b in self.pairs if a.finished and b.finished]
+
+    def values(self, classifiers: Classifiers, metric: Metric) -> list[tuple[float, float]]:
         """A's and B's number, of every pair of finished runs that has both."""
         measure = METRICS[metric]
-        both = [tuple(measure(run.tables[classifier]) for run in pair) for pair in self.pairs if _finished(pair)]
+        both = [(measure(a), measure(b)) for a, b in filter(None, map(classifiers.tables, self.finished))]
         return [(a, b) for a, b in both if a is not None and b is not None and not np.isnan(a) and not np.isnan(b)]
 
-    def steps(self, classifier: str) -> list[list[tuple[float, float]]]:
-        """For every step that all runs have finished: A's and B's accuracy, of every pair with test images."""
-        curves = [tuple(curve(run.tables[classifier]) for run in pair) for pair in self.pairs]
-        last = min(len(line) for pair in curves for line in pair)
-        by_step = [[(a[step], b[step]) for a, b in curves] for step in range(last)]
-        return [[pair for pair in values if not np.isnan(pair).any()] for values in by_step]
+    def steps(self, classifiers: Classifiers) -> list[list[tuple[float, float]]]:
+        """For every step A's and B's accuracy, of every pair that has finished it and has test images."""
+        tables = list(filter(None, map(classifiers.tables, self.pairs)))
+        by_step: list[list[tuple[float, float]]] = []
+        for a, b in tables:
+            for step, values in enumerate(zip(curve(a), curve(b), strict=False)):
+                by_step += [[]] if step == len(by_step) else []
+                by_step[step] += [] if np.isnan(values).any() else [values]
+        return by_step
 
-    def seen(self, classifier: str, step: int) -> str:
+    def seen(self, classifiers: Classifiers, step: int) -> str:
         """How many classes A and B had seen after a step (from 1): `5`, `2 to 9` over seeds, `5 / 2 to 9` for both."""
+        tables = [t for t in map(classifiers.tables, self.pairs) if t and min(len(one.seen) for one in t) >= step]
         texts = []
         for side in (0, 1):
-            counts = [pair[side].tables[classifier].seen[step - 1] for pair in self.pairs]
+            counts = [pair[side].seen[step - 1] for pair in tables]
             texts.append(f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}")
         return texts[0] if texts[0] == texts[1] else " / ".join(texts)
 
-    def seconds(self, phase: str) -> tuple[float, float]:
-        """A's and B's seconds of a phase, the mean over runs."""
-        a, b = (float(np.mean([pair[side].seconds(phase) for pair in self.pairs])) for side in (0, 1))
+    def seconds(self, phase: str) -> tuple[float, float] | None:
+        """A's and B's seconds of a phase, the mean over finished pairs; None where there is none."""
+        if not self.finished:
+            return None
+        a, b = (float(np.mean([pair[side].seconds(phase) for pair in self.finished])) for side in (0, 1))
         return a, b
 
 
@@ -89,10 +116,11 @@ def differences(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Comparison:
     Where no method or no setting is on both sides, studies of different ones are paired, by seeds: the difference
     between two methods, or between a method with and without the framework.
     """
+    images = image_sets([*a, *b])
     if len(a) == len(b) == 1:
-        return Comparison((Differences(((a[0], b[0]),)),), (), ())
+        return Comparison(_named([((a[0], b[0]),)], images), (), ())
     for key in KEYS:
-        pairs = _pair(a, b, key)
+        pairs = _pair(a, b, key, images)
         if pairs:
             break
     else:
@@ -102,10 +130,10 @@ def differences(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Comparison:
         )
     parts: dict[tuple[Any, ...], list[Pair]] = {}
     for one, other in pairs:
-        parts.setdefault((_kind(one), _kind(other)), []).append((one, other))
+        parts.setdefault(tuple((_kind(run), images[run]) for run in (one, other)), []).append((one, other))
     taken = {run for pair in pairs for run in pair}
     return Comparison(
-        tuple(Differences(tuple(sorted(part, key=lambda pair: pair[0].seeds))) for part in parts.values()),
+        _named([tuple(sorted(part, key=lambda pair: pair[0].seeds)) for part in parts.values()], images),
         tuple(run for run in a if run not in taken),
         tuple(run for run in b if run not in taken),
     )
@@ -121,40 +149,50 @@ KEYS: tuple[Key, ...] = (
 """From the strictest on: the first that pairs anything is used."""
 
 
-def _pair(a: Sequence[RunRecord], b: Sequence[RunRecord], key: Key) -> list[Pair]:
-    """One to one; among runs of the same key those that differ in the fewest fields."""
+def _pair(a: Sequence[RunRecord], b: Sequence[RunRecord], key: Key, images: ImageSets) -> list[Pair]:
+    """One to one; among runs of the same key those on the same images, that differ in the fewest fields."""
     likely = [
-        (len(differing_fields((one, other))), i, j)
+        (images[one] != images[other], len(differing_fields((one, other))), i, j)
         for i, one in enumerate(a)
         for j, other in enumerate(b)
         if key(one) == key(other)
     ]
     pairs: dict[int, int] = {}
-    for _, i, j in sorted(likely):
+    for *_, i, j in sorted(likely):
         if i not in pairs and j not in pairs.values():
             pairs[i] = j
     return [(a[i], b[j]) for i, j in sorted(pairs.items())]
 
 
 def _kind(run: RunRecord) -> tuple[Any, ...]:
-    arrivals = run.config.get("arrivals", {})
-    return (
-        run.dataset,
-        run.method,
-        run.setting,
-        sum(run.sizes),
-        len(run.sizes),
-        arrivals.get("alpha"),
-        arrivals.get("order"),
-    )
+    told = json.dumps(conditions(run), sort_keys=True)
+    return (run.dataset, run.method, run.setting, sum(run.sizes), len(run.sizes), told)
+
+
+def _named(parts: Sequence[tuple[Pair, ...]], images: ImageSets) -> tuple[Differences, ...]:
+    title = titles(run for part in parts for pair in part for run in pair)
+
+    def data(run: RunRecord) -> str:
+        return f"{run.dataset} (images {images[run]})" if images[run] else run.dataset
+
+    def name(part: tuple[Pair, ...]) -> str:
+        a, b = (f"{title[run.method]} on {data(run)}, {run.setting}" for run in part[0])
+        return a if a == b else f"{a} → {b}"
+
+    alike: dict[str, list[RunRecord]] = {}
+    for part in parts:
+        alike.setdefault(name(part), []).append(part[0][0])
+    made = []
+    for part in parts:
+        run, others = part[0][0], alike[name(part)]
+        telling = {field for other in others for field in conditions(other)} & differing_fields(others).keys()
+        condition = {field: value for field, value in flatten(run.config).items() if field in telling}
+        made.append(Differences(part, f"{name(part)} ({condition_label(condition)})" if condition else name(part)))
+    return tuple(made)
 
 
 def _above(runs: Sequence[RunRecord]) -> str:
     return str(runs[0].folder.parent)
-
-
-def _finished(pair: Pair) -> bool:
-    return pair[0].finished and pair[1].finished
 
 
 def to_json(found: Comparison) -> dict[str, Any]:
@@ -168,12 +206,10 @@ def to_json(found: Comparison) -> dict[str, Any]:
 
 def _part_json(part: Differences) -> dict[str, Any]:
     classifiers = {}
-    for classifier in part.classifiers:
-        steps = [
-            {"step": step} | (_change_json(values) or {}) for step, values in enumerate(part.steps(classifier), start=1)
-        ]
-        summary = {metric: _change_json(part.values(classifier, metric)) for metric in METRICS}
-        classifiers[classifier] = {"summary": summary, "steps": steps}
+    for of in part.classifiers:
+        steps = [{"step": step} | (_change_json(values) or {}) for step, values in enumerate(part.steps(of), start=1)]
+        summary = {metric: _change_json(part.values(of, metric)) for metric in METRICS}
+        classifiers[of.name] = {"a": of.a, "b": of.b, "summary": summary, "steps": steps}
     times = {phase: part.seconds(phase) for phase in PHASES}
     return {
         "name": part.name,
@@ -181,7 +217,7 @@ def _part_json(part: Differences) -> dict[str, Any]:
         "unfinished": [str(run.folder) for pair in part.pairs for run in pair if not run.finished],
         "config": {name: [list(pair) for pair in values] for name, values in part.config.items()},
         "classifiers": classifiers,
-        "seconds": {phase: {"a": a, "b": b} for phase, (a, b) in times.items()},
+        "seconds": {phase: {"a": both[0], "b": both[1]} if both else None for phase, both in times.items()},
     }
 
 
@@ -190,7 +226,8 @@ def _change_json(values: list[tuple[float, float]]) -> dict[str, Any] | None:
         return None
     change = _change(values)
     numbers = {"a": _mean(values, 0), "b": _mean(values, 1), "difference": change.value, "pairs": change.pairs}
-    return numbers | {"interval": change.interval, "differences": change.differences}
+    intervals = {"interval": change.interval, "bootstrap_interval": change.bootstrap}
+    return numbers | intervals | {"differences": change.differences}
 
 
 def _change(values: list[tuple[float, float]]) -> Change:
@@ -209,12 +246,15 @@ def as_tables(found: Comparison) -> Iterator[RenderableType]:
         yield Text(f"{part.name}: {count(len(part.pairs), 'pair')} of runs", style="bold")
         for run in [run for pair in part.pairs for run in pair if not run.finished]:
             told = f"{run.folder} is unfinished ({len(run.records)} of {count(len(run.sizes), 'step')})"
-            yield Text(f"{told}: its steps are below, its results are not.", style="red")
+            there = "its steps are below, its results and its time are not" if run.records else "nothing of it is below"
+            yield Text(f"{told}: {there}.", style="red")
         yield _config_table(part)
-        for classifier in part.classifiers:
-            yield _result_table(part, classifier)
+        for classifiers in part.classifiers:
+            yield _result_table(part, classifiers)
+        if not part.classifiers:
+            yield Text("No accuracy to compare: of no pair have both runs finished a step.", style="red")
         if 1 < len(part.pairs) < ENOUGH_PAIRS:
-            yield Text(f"With fewer than {ENOUGH_PAIRS} pairs an interval is of little worth.", style="dim")
+            yield Text(TOO_FEW, style="dim")
         yield _time_table(part)
     for name, runs in (("A", found.only_a), ("B", found.only_b)):
         if runs:
@@ -235,43 +275,49 @@ def _config_table(part: Differences) -> RenderableType:
     return table
 
 
-def _result_table(part: Differences, classifier: str) -> RenderableType:
+def _result_table(part: Differences, classifiers: Classifiers) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    name = CLASSIFIER_NAMES.get(classifier, classifier)
-    scored = " (scored)" if classifier == part.pairs[0][0].scored else ""
-    table = Table(title=f"Accuracy in percent, {name}{scored}", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for column in ("", "A", "B", "B - A", f"{LEVEL:.0%} interval"):
+    a, b = (CLASSIFIER_NAMES.get(name, name) for name in (classifiers.a, classifiers.b))
+    name = a if a == b else f"{a} in A, {b} in B"
+    scored = " (scored)" if classifiers == part.classifiers[0] else ""
+    title = Text(f"Accuracy in percent, {name}{scored}")
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for column in ("", "A", "B", "B - A", f"{LEVEL:.0%} t interval", "pairs"):
         table.add_column(column, justify="left" if column == "" else "right")
     colours = {"better": "green", "worse": "red", "same": "dim"}
 
     def add(label: str, metric: Metric, values: list[tuple[float, float]]) -> None:
         if not values:
-            table.add_row(label, NOTHING, NOTHING, NOTHING, "")
+            table.add_row(label, NOTHING, NOTHING, NOTHING, "", "0")
             return
         change = _change(values)
         bounds = bounds_text(change.interval) if change.interval else ""
         shown = Text(signed(change.value), style=colours[verdict(metric, change.value)])
-        table.add_row(label, f"{_mean(values, 0):.2f}", f"{_mean(values, 1):.2f}", shown, bounds)
+        means = [f"{_mean(values, side):.2f}" for side in (0, 1)]
+        table.add_row(label, *means, shown, bounds, str(change.pairs))
 
     for metric in METRICS:
-        add(SYMBOLS[metric], metric, part.values(classifier, metric))
-    for step, values in enumerate(part.steps(classifier), start=1):
-        add(f"step {step}, {part.seen(classifier, step)} classes", "last", values)
+        add(SYMBOLS[metric], metric, part.values(classifiers, metric))
+    for step, values in enumerate(part.steps(classifiers), start=1):
+        add(f"step {step}, {part.seen(classifiers, step)} classes", "last", values)
     return table
 
 
 def _time_table(part: Differences) -> RenderableType:
     from rich.table import Table
+    from rich.text import Text
 
+    times = {phase: both for phase in PHASES if (both := part.seconds(phase))}
+    if not times:
+        return Text("No time to compare: of no pair are both runs finished.", style="dim")
     table = Table("", title="Seconds, mean of a run", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for column in ("A", "B", "B / A"):
         table.add_column(column, justify="right")
-    times = {phase: part.seconds(phase) for phase in PHASES}
     times["in all"] = (sum(a for a, _ in times.values()), sum(b for _, b in times.values()))
     for phase, (a, b) in times.items():
         table.add_row(phase, f"{a:.1f}", f"{b:.1f}", f"{b / a:.2f}" if a else NOTHING)
-    devices = [", ".join(dict.fromkeys(run.device for run in side)) for side in zip(*part.pairs, strict=True)]
+    devices = [", ".join(dict.fromkeys(run.device for run in side)) for side in zip(*part.finished, strict=True)]
     table.add_row("on", *devices, "")
     return table

@@ -6,7 +6,7 @@ import csv as csv_format
 import io
 from collections.abc import Iterator, Sequence
 
-from ffcil.report.statistics import ENOUGH_PAIRS, LEVEL, Change, bounds_text, signed
+from ffcil.report.statistics import ENOUGH_PAIRS, LEVEL, TOO_FEW, Change, bounds_text, signed
 from ffcil.report.tables import BASELINES, NOTHING, SYMBOLS, Metric, Row, pipes
 
 QUESTIONS = {
@@ -31,38 +31,37 @@ def evidence(rows: Sequence[Row]) -> Iterator[tuple[Row, str, Metric, Change]]:
 def caution(rows: Sequence[Row]) -> str:
     """A plain word where there are too few pairs; empty where there are enough."""
     fewest = min((change.pairs for *_, change in evidence(rows)), default=ENOUGH_PAIRS)
-    if fewest >= ENOUGH_PAIRS:
-        return ""
-    return (
-        f"With fewer than {ENOUGH_PAIRS} pairs an interval is of little worth: it says little more than the smallest "
-        "and the largest difference, and more seeds are the only remedy."
-    )
+    return TOO_FEW if fewest < ENOUGH_PAIRS else ""
 
 
 def evidence_markdown(rows: Sequence[Row]) -> str:
     """A Markdown table, a line a change."""
-    head = ["Data", "Method", "Effect of", "on", "Difference", f"{LEVEL:.0%} interval", "Same sign", "Told"]
-    lines = [pipes(head), pipes(["---"] * 4 + ["---:"] * 3 + ["---"])]
+    head = ["Data", "Method", "Effect of", "on", "Difference", f"{LEVEL:.0%} t interval"]
+    head += [f"{LEVEL:.0%} bootstrap", "Same sign", "Told"]
+    lines = [pipes(head), pipes(["---"] * 4 + ["---:"] * 4 + ["---"])]
     for row, setting, metric, change in evidence(rows):
-        interval = change.interval
-        bounds = bounds_text(interval) if interval else NOTHING
+        bounds = [bounds_text(one) if one else NOTHING for one in (change.interval, change.bootstrap)]
         about = [row.data_label, row.label, QUESTIONS[setting], SYMBOLS[metric]]
         signs = f"{change.same_sign} of {change.pairs}"
-        lines.append(pipes([*about, signed(change.value), bounds, signs, change.told]))
-    note = "Differences in points between runs with the same seeds; bootstrap percentiles of the mean difference."
+        lines.append(pipes([*about, signed(change.value), *bounds, signs, change.told]))
+    note = (
+        "Differences in points between runs with the same seeds. Told: whether the t interval of the mean difference "
+        "holds 0; bootstrap percentiles, beside it, are too narrow for few pairs."
+    )
     return "\n".join([*lines, "", f"{note} {caution(rows)}".strip()]) + "\n"
 
 
 def evidence_csv(rows: Sequence[Row]) -> str:
-    """Full precision, a line a change."""
+    """Full precision, a line a change; `low` and `high` are those of the t interval."""
     out = io.StringIO()
     writer = csv_format.writer(out, lineterminator="\n")
     head = ["dataset", "classes", "steps", "method", "condition", "classifier", "setting", "versus", "metric", "pairs"]
-    writer.writerow([*head, "difference", "std", "low", "high", "same_sign", "differences"])
+    head += ["difference", "std", "low", "high", "bootstrap_low", "bootstrap_high", "same_sign", "told", "differences"]
+    writer.writerow(head)
     for row, setting, metric, change in evidence(rows):
-        group, (low, high) = row.group, change.interval or (None, None)
+        group, bounds = row.group, [*(change.interval or (None, None)), *(change.bootstrap or (None, None))]
         about = [group.dataset, group.classes, group.steps, group.runs[0].method, group.label, row.classifier]
-        numbers = [change.pairs, change.value, change.std, low, high, change.same_sign]
+        numbers = [change.pairs, change.value, change.std, *bounds, change.same_sign, change.told]
         each = " ".join(repr(difference) for difference in change.differences)
         writer.writerow([*about, setting, BASELINES[setting], metric, *numbers, each])
     return out.getvalue()

@@ -15,17 +15,16 @@ from ffcil.metrics import curve, step_accuracy
 from ffcil.report.class_sizes import class_points, mean_by_size
 from ffcil.report.curves import accuracy_range, colour, distinct_schedules, mean_curve, schedule_setting
 from ffcil.report.groups import Group, count, group_runs
-from ffcil.report.overhead import PHASES, Cost
+from ffcil.report.overhead import TIMES, Cost
 from ffcil.report.records import RunRecord, classifiers_of, settings_of
 from ffcil.report.sweeps import Sweep
-from ffcil.report.tables import Metric, Row
+from ffcil.report.tables import TEX_SYMBOLS, Metric, Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 FORMATS = (".svg", ".png", ".pdf")
-SYMBOLS: dict[Metric, str] = {"average": r"$\overline{A}$", "last": "$A_T$"}
 
 
 def plot_arrivals(arrivals: Arrivals, path: Path | str) -> Path:
@@ -55,7 +54,11 @@ def plot_curves(runs: Sequence[RunRecord], *paths: Path | str) -> Path:
 
     Thin lines are single runs, thick lines their mean; the classifier is the scored one. Only finished runs count.
     """
-    groups = group_runs(run for run in runs if run.finished)
+    return plot_group_curves(group_runs(run for run in runs if run.finished), *paths)
+
+
+def plot_group_curves(groups: Sequence[Group], *paths: Path | str) -> Path:
+    """Draw a panel for each group."""
     if not groups:
         raise InputError("None of these runs is finished; finish one to draw its curve.")
     columns = min(3, len(groups))
@@ -101,18 +104,17 @@ def _draw_schedules(axes: Axes, schedules: dict[str, RunRecord]) -> None:
 
 
 def plot_changes(rows: Sequence[Row], *paths: Path | str) -> Path:
-    """Draw drop and recovery of every scored row: bars are means, dots pairs of runs, whiskers intervals."""
+    """Draw drop and recovery of every scored row: bars are means, dots pairs of runs, whiskers t intervals."""
     shown = [row for row in rows if row.scored and (row.drop("last") or row.recovery("last"))]
     figure = _new_figure(paths, (9.6, 1.4 + 0.62 * len(shown)))
     panels: list[Axes] = list(figure.subplots(1, 2, sharey=True))
-    for axes, (metric, symbol) in zip(panels, SYMBOLS.items(), strict=True):
+    for axes, (metric, symbol) in zip(panels, TEX_SYMBOLS.items(), strict=True):
         for k, (setting, of, name) in enumerate((("FF.org", Row.drop, "drop"), ("FF.ours", Row.recovery, "recovery"))):
             for place, row in enumerate(shown):
                 change = of(row, metric)
                 if change is None:
                     continue
-                low, high = change.interval or (change.value, change.value)
-                error = [[change.value - low], [high - change.value]] if change.pairs > 1 else None
+                error = [[side] for side in change.whiskers] if any(change.whiskers) else None
                 y = place + 0.36 * k - 0.18
                 axes.barh(y, change.value, 0.34, color=colour(setting), alpha=0.8, xerr=error, ecolor="0.25", capsize=2)
                 axes.plot(change.differences, [y] * change.pairs, ".", color="0.2", markersize=4, zorder=3)
@@ -131,7 +133,7 @@ def plot_sweeps(sweeps: Sequence[Sweep], *paths: Path | str) -> Path:
     figure = _new_figure(paths, (8.4, 0.3 + 3.1 * len(sweeps)))
     known: dict[str, Any] = {}
     for panels, sweep in zip(figure.subplots(len(sweeps), 2, squeeze=False), sweeps, strict=True):
-        for axes, (metric, symbol) in zip(panels, SYMBOLS.items(), strict=True):
+        for axes, (metric, symbol) in zip(panels, TEX_SYMBOLS.items(), strict=True):
             _draw_sweep(axes, sweep, metric)
             axes.set(xlabel=sweep.field, ylabel=f"{symbol} (%)")
             axes.set_title(sweep.title, fontsize=8)
@@ -163,7 +165,7 @@ def plot_costs(costs: Sequence[Cost], *paths: Path | str) -> Path:
     """Draw training and testing time with parts of the framework over the time without them; dots are pairs of runs."""
     figure = _new_figure(paths, (9.6, 1.4 + 0.4 * len(costs)))
     panels: list[Axes] = list(figure.subplots(1, 2, sharey=True))
-    for axes, phase in zip(panels, PHASES, strict=True):
+    for axes, phase in zip(panels, TIMES, strict=True):
         for place, cost in enumerate(costs):
             ratio = cost.ratio(phase)
             if ratio is not None:
@@ -174,14 +176,15 @@ def plot_costs(costs: Sequence[Cost], *paths: Path | str) -> Path:
         axes.axvline(1, color="0.3", linewidth=0.8, linestyle=":")
         axes.set_xlabel(f"{phase.capitalize()} time, original = 1")
         _plain(axes)
-    labels = [f"{c.group.title}, {c.group.dataset}, {c.schedule}\n{c.parts}" for c in costs]
+    labels = [f"{c.group.title}, {c.schedule}, {c.group.data_label}\n{c.parts}" for c in costs]
     panels[0].set_yticks(range(len(costs)), labels, fontsize=8)
     panels[0].invert_yaxis()
     return _save(figure, paths)
 
 
-def plot_memory(runs: Sequence[RunRecord], *paths: Path | str) -> Path:
+def plot_memory(group: Group, *paths: Path | str) -> Path:
     """Draw, for runs of one seed, the accuracy after each step (down) on the classes of each step so far (across)."""
+    runs = _one_seed(run for run in group.runs if run.scored in run.tables)
     figure = _new_figure(paths, (3.1 * len(runs) + 0.9, 3.4))
     panels = np.ravel(figure.subplots(1, len(runs), squeeze=False))
     for axes, run in zip(panels, runs, strict=True):
@@ -189,7 +192,7 @@ def plot_memory(runs: Sequence[RunRecord], *paths: Path | str) -> Path:
         extent = (0.5, len(table.sizes) + 0.5, len(table.sizes) + 0.5, 0.5)
         image = axes.imshow(step_accuracy(table), vmin=0, vmax=100, cmap="viridis", extent=extent)
         axes.set(xlabel="classes of step", ylabel="after step")
-        axes.set_title(f"{run.method_name}, {run.setting}, {run.seed_label}", fontsize=9)
+        axes.set_title(f"{group.title}, {run.setting}, {run.seed_label}", fontsize=9)
     figure.colorbar(image, ax=list(panels), label="Accuracy (%)", shrink=0.8)
     return _save(figure, paths)
 
@@ -216,7 +219,7 @@ def plot_class_sizes(groups: Sequence[Group], *paths: Path | str) -> Path:
     return _save(figure, paths)
 
 
-def one_seed(runs: Iterable[RunRecord]) -> list[RunRecord]:
+def _one_seed(runs: Iterable[RunRecord]) -> list[RunRecord]:
     """The runs of the seeds that have the most settings: they show the settings side by side."""
     by_seed: dict[tuple[int, int, int], list[RunRecord]] = {}
     for run in runs:

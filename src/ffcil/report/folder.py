@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from functools import partial
@@ -12,11 +13,10 @@ from ffcil.report.ablation import markdown as ablation_markdown
 from ffcil.report.contents import Contents
 from ffcil.report.evidence import evidence_csv, evidence_markdown
 from ffcil.report.figures import (
-    one_seed,
     plot_changes,
     plot_class_sizes,
     plot_costs,
-    plot_curves,
+    plot_group_curves,
     plot_memory,
     plot_sweeps,
 )
@@ -54,32 +54,33 @@ def _write_tables(contents: Contents, out: Path) -> list[Path]:
 
 def _write_figures(contents: Contents, folder: Path) -> list[Path]:
     drawn: dict[str, Callable[..., Path]] = {}
+
+    def add(name: str, draw: Callable[..., Path]) -> None:
+        """Names that are the same but for signs that a file's name cannot have are numbered."""
+        slug = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
+        free = (slug if k == 1 else f"{slug}-{k}" for k in itertools.count(1))
+        drawn[next(name for name in free if name not in drawn)] = draw
+
     by_data: dict[str, list[Group]] = {}
     for group in contents.groups:
         by_data.setdefault(group.data_label, []).append(group)
         if group.is_main:
-            runs = one_seed(run for run in group.runs if run.scored in run.tables)
-            drawn[f"forgetting-{_slug(group.name)}"] = partial(plot_memory, runs)
+            add(f"forgetting-{group.name}", partial(plot_memory, group))
     for data, groups in by_data.items():
-        runs = [run for group in groups for run in group.runs]
-        drawn[f"curves-{_slug(data)}"] = partial(plot_curves, list(dict.fromkeys(runs)))
+        add(f"curves-{data}", partial(plot_group_curves, groups))
         uneven = [group for group in groups if group.is_uneven and group.is_main]
         if uneven:
-            drawn[f"class-sizes-{_slug(data)}"] = partial(plot_class_sizes, uneven)
+            add(f"class-sizes-{data}", partial(plot_class_sizes, uneven))
     if contents.changed:
-        drawn["drop-and-recovery"] = partial(plot_changes, contents.changed)
+        add("drop-and-recovery", partial(plot_changes, contents.changed))
     for name, sweeps in (("alpha", contents.alphas), ("order", contents.orders)):
         if sweeps:
-            drawn[name] = partial(plot_sweeps, sweeps)
+            add(name, partial(plot_sweeps, sweeps))
     if contents.costs:
-        drawn["overhead"] = partial(plot_costs, contents.costs)
+        add("overhead", partial(plot_costs, contents.costs))
     written = []
     for name, draw in drawn.items():
         paths = [folder / f"{name}.{suffix}" for suffix in FIGURE_FORMATS]
         draw(*paths)
         written += paths
     return written
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")

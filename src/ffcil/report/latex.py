@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ffcil.report.ablation import Ablation
+from ffcil.report.ablation import ARROWS, Ablation
 from ffcil.report.parts import Parts
 from ffcil.report.tables import (
     NOTHING,
+    TEX_SYMBOLS,
+    Cell,
     Metric,
     Number,
     Row,
@@ -18,7 +20,6 @@ from ffcil.report.tables import (
     verdict,
 )
 
-SHOWN: dict[Metric, str] = {"average": r"$\overline{A}$", "last": "$A_T$"}
 COLOURS = {"better": "34,139,34", "worse": "178,34,34", "same": "128,128,128"}
 DATA_SETS_ACROSS = 2
 """As in the paper; further ones go below."""
@@ -32,7 +33,7 @@ def latex(rows: Sequence[Row]) -> str:
     """
     rows = [row for row in rows if row.group.is_main]
     settings = settings_in(rows)
-    width = len(settings) * len(SHOWN)
+    width = len(settings) * len(TEX_SYMBOLS)
     across = min(DATA_SETS_ACROSS, max((len(data) for data, _ in _blocks(rows)), default=1))
     lines = [
         "% \\usepackage{booktabs,xcolor}",
@@ -48,55 +49,62 @@ def latex(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
 
 
-ByMethod = dict[str, dict[str, Row]]
-"""Rows by label and data."""
+ByMethod = dict[tuple[str, ...], dict[str, Row]]
+"""Rows by what makes them one line of the table, and by data."""
 
 
 def _blocks(rows: Sequence[Row]) -> list[tuple[tuple[str, ...], ByMethod]]:
     of_method: ByMethod = {}
     for row in rows:
-        of_method.setdefault(row.label, {})[row.data_label] = row
+        method: tuple[str, ...] = (row.group.runs[0].method, row.classifier, repr(row.group.condition))
+        of_method.setdefault(method, {})[row.data_label] = row
     blocks: dict[tuple[str, ...], ByMethod] = {}
-    for label, of_data in of_method.items():
-        blocks.setdefault(tuple(of_data), {})[label] = of_data
+    for method, of_data in of_method.items():
+        blocks.setdefault(tuple(of_data), {})[method] = of_data
     return list(blocks.items())
 
 
 def _block(data: Sequence[str], of_method: ByMethod, settings: Sequence[str], across: int) -> list[str]:
-    width = len(settings) * len(SHOWN)
+    width = len(settings) * len(TEX_SYMBOLS)
     empty = " &" * (width * (across - len(data)))
     heads = [f"\\multicolumn{{{width}}}{{c}}{{\\textbf{{{escape(one)}}}}}" for one in data]
-    names = [f"\\multicolumn{{{len(SHOWN)}}}{{c}}{{\\textbf{{{escape(s)}}}}}" for s in settings] * len(data)
-    metrics = list(SHOWN.values()) * len(settings) * len(data)
+    names = [f"\\multicolumn{{{len(TEX_SYMBOLS)}}}{{c}}{{\\textbf{{{escape(s)}}}}}" for s in settings] * len(data)
+    metrics = list(TEX_SYMBOLS.values()) * len(settings) * len(data)
     lines = [
         f"& {' & '.join(heads)}{empty} \\\\",
         _rules(width, len(data)),
         f"& {' & '.join(names)}{empty} \\\\",
-        _rules(len(SHOWN), len(settings) * len(data)),
+        _rules(len(TEX_SYMBOLS), len(settings) * len(data)),
         f"Method & {' & '.join(metrics)}{empty} \\\\",
         "\\midrule",
     ]
-    for label, of_data in of_method.items():
+    for of_data in of_method.values():
+        label = of_data[data[0]].label
         counts = "; ".join(", ".join(runs_text(of_data[one].cells.get(s)) for s in settings) for one in data)
         lines.append(f"\\shortstack[l]{{{escape(label)}\\\\{{\\scriptsize $n$ = {escape(counts)}}}}}")
-        lines += [f"  & {_number(m, of_data[one].number(s, m))}" for one in data for s in settings for m in SHOWN]
+        lines += [f"  & {_number(m, of_data[one].number(s, m))}" for one in data for s in settings for m in TEX_SYMBOLS]
         lines[-1] += f"{empty} \\\\"
     return lines
 
 
-def _rules(width: int, times: int) -> str:
-    return " ".join(f"\\cmidrule(lr){{{2 + width * i}-{1 + width * (i + 1)}}}" for i in range(times))
+def _rules(width: int, times: int, first: int = 2) -> str:
+    return " ".join(f"\\cmidrule(lr){{{first + width * i}-{first - 1 + width * (i + 1)}}}" for i in range(times))
+
+
+ABLATED = [*TEX_SYMBOLS.values(), "$n$"]
+"""A method's columns."""
 
 
 def latex_ablation(made: Sequence[Ablation]) -> str:
-    """The paper's Table 2: a tick for every part that is on, methods across."""
+    """The paper's Table 2: a tick for every part that is on, methods across, each with its number of runs."""
     kinds: dict[tuple[str, bool], list[Ablation]] = {}
     for one in made:
         kinds.setdefault((one.data_label, any(parts.ha for parts, _ in one.lines)), []).append(one)
     most = max((len(methods) for methods in kinds.values()), default=1)
     lines = [
-        "% \\usepackage{booktabs,amssymb}",
-        f"\\begin{{tabular}}{{@{{}}cccc*{{{len(SHOWN) * most}}}{{c}}@{{}}}}",
+        "% \\usepackage{booktabs,xcolor,amssymb}",
+        f"% Mean and sample standard deviation over $n$ runs. {ARROWS}",
+        f"\\begin{{tabular}}{{@{{}}cccc*{{{len(ABLATED) * most}}}{{c}}@{{}}}}",
         "\\toprule",
     ]
     for (data, with_ha), methods in kinds.items():
@@ -108,22 +116,24 @@ def latex_ablation(made: Sequence[Ablation]) -> str:
 
 def _ablation_block(data: str, with_ha: bool, methods: Sequence[Ablation], most: int) -> list[str]:
     second = ["HA", r"$\mathcal{L}_{\mathrm{idn}}$", "SF"] if with_ha else ["WA", "DIWA", ""]
-    empty = " &" * (len(SHOWN) * (most - len(methods)))
-    heads = [f"\\multicolumn{{{len(SHOWN)}}}{{c}}{{{escape(one.label)}}}" for one in methods]
-    rules = " ".join(f"\\cmidrule(lr){{{5 + 2 * i}-{6 + 2 * i}}}" for i in range(len(methods)))
+    empty = " &" * (len(ABLATED) * (most - len(methods)))
+    heads = [f"\\multicolumn{{{len(ABLATED)}}}{{c}}{{{escape(one.label)}}}" for one in methods]
     lines = [
         f"\\multicolumn{{4}}{{@{{}}l}}{{\\textit{{{escape(data)}}}}} & {' & '.join(heads)}{empty} \\\\",
-        rules,
-        f"CWM & {' & '.join(second)} & {' & '.join(list(SHOWN.values()) * len(methods))}{empty} \\\\",
+        _rules(len(ABLATED), len(methods), first=5),
+        f"CWM & {' & '.join(second)} & {' & '.join(ABLATED * len(methods))}{empty} \\\\",
         "\\midrule",
     ]
     choices = {parts.name: parts for one in methods for parts, _ in one.lines}
     for name, parts in sorted(choices.items(), key=lambda choice: choice[1].rank):
         cells = [{p.name: cell for p, cell in one.lines}.get(name) for one in methods]
-        numbers = [cell.numbers[metric] if cell else None for cell in cells for metric in SHOWN]
-        texts = [f"${number.mean:.2f}$" if number else "--" for number in numbers]
+        texts = [text for cell in cells for text in _ablated(cell)]
         lines.append(f"{' & '.join(_ticks(parts, with_ha))} & {' & '.join(texts)}{empty} \\\\")
     return lines
+
+
+def _ablated(cell: Cell | None) -> list[str]:
+    return [*(_number(m, cell.numbers[m] if cell else None) for m in TEX_SYMBOLS), escape(runs_text(cell))]
 
 
 def _ticks(parts: Parts, with_ha: bool) -> list[str]:

@@ -11,8 +11,8 @@ from ffcil.report.ablation import shown_name
 from ffcil.report.groups import Group, group_runs
 from ffcil.report.records import RunRecord
 
-PHASES = {"training": ("train", "memory"), "testing": ("evaluate",)}
-"""Phases of a record; `memory` holds what follows a step's training: alignment, HA, exemplars."""
+TIMES = {"training": ("train", "memory"), "testing": ("evaluate",)}
+"""What is told of a run's time, by the phases of its records."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def _cost(group: Group, schedule: str, name: str, pairs: list[tuple[RunRecord, R
     def seconds(side: int) -> dict[str, tuple[float, ...]]:
         return {
             phase: tuple(float(np.sum([pair[side].seconds(part) for part in parts])) for pair in pairs)
-            for phase, parts in PHASES.items()
+            for phase, parts in TIMES.items()
         }
 
     return Cost(group, schedule, name, seconds(0), seconds(1), tuple(run.device for run, _ in pairs))

@@ -124,7 +124,7 @@ def _headlines(rows: Sequence[Row]) -> str:
     shown, rest = items[:SENTENCES_SHOWN], items[SENTENCES_SHOWN:]
     more = fold(f"{len(rest)} more", f"<ul>{''.join(rest)}</ul>") if rest else ""
     note = (
-        f'<p class="small">In brackets: whether the {LEVEL:.0%} interval of the difference, over runs with the same '
+        f'<p class="small">In brackets: whether the {LEVEL:.0%} t interval of the difference, over runs with the same '
         "seeds, holds 0; <a href='#evidence'>Is it real?</a> has the intervals.</p>"
     )
     return f"<ul>{''.join(shown)}</ul>{more}{note}" if items else ""
@@ -143,7 +143,7 @@ def _about(contents: Contents, command: str | None) -> str:
     missing = "".join(f"<li>{escape(name)}: {escape(reason)}.</li>" for name, reason in contents.left_out.items())
     return (
         '<h2 id="about">About this page</h2>'
-        + (f"<h3>Runs that are in no result</h3><ul>{notes}</ul>" if notes else "")
+        + (f"<h3>Notes on the runs</h3><ul>{notes}</ul>" if notes else "")
         + (f"<h3>Not shown, for want of records</h3><ul>{missing}</ul>" if missing else "")
         + (f"<h3>To make this page again</h3><pre>{escape(command)}</pre>" if command else "")
         + '<p class="small">Every number is counted again from the runs’ count tables; nothing is trained or loaded '

@@ -9,7 +9,7 @@ from ffcil.report.contents import Contents
 from ffcil.report.curves import accuracy_range, seed_schedules
 from ffcil.report.groups import Group, count
 from ffcil.report.html import figure, fold, plot
-from ffcil.report.overhead import PHASES
+from ffcil.report.overhead import TIMES
 from ffcil.report.records import CLASSIFIER_NAMES, RunRecord, Seeds, classifiers_of, settings_of
 from ffcil.report.specs import (
     change_spec,
@@ -20,6 +20,7 @@ from ffcil.report.specs import (
     schedule_spec,
     sweep_spec,
 )
+from ffcil.report.statistics import ENOUGH_PAIRS, LEVEL
 from ffcil.report.sweeps import Sweep
 from ffcil.report.tables import Metric
 
@@ -38,13 +39,14 @@ def across_methods(contents: Contents) -> str:
                 "What free flow costs, and what the framework brings back",
                 plots,
                 "Free flow: FF.org minus Equ.T. Framework: FF.ours minus FF.org. Means over runs with the same seeds; "
-                "whiskers are bootstrap intervals, see <a href='#evidence'>Is it real?</a>",
+                f"whiskers, from {ENOUGH_PAIRS} pairs on, are {LEVEL:.0%} t intervals, see <a href='#evidence'>Is it "
+                "real?</a>",
             )
         )
     parts.append(_sweeps("alpha", "Spectrum: alpha", contents.alphas))
     parts.append(_sweeps("order", "Order of arrival", contents.orders))
     if contents.costs:
-        timed = [phase for phase in PHASES if any(cost.ratio(phase) for cost in contents.costs)]
+        timed = [phase for phase in TIMES if any(cost.ratio(phase) for cost in contents.costs)]
         plots = [(f"{phase.capitalize()} time", cost_spec(contents.costs, phase)) for phase in timed]
         parts.append(
             '<h2 id="overhead">Overhead</h2>'
@@ -182,5 +184,6 @@ def what_was_run(contents: Contents) -> list[str]:
         parts.append(f"{title} on {data}: {', '.join(settings_of(runs))}; {seeds}{several}.")
     finished = sum(run.finished for run in contents.runs)
     unfinished = len(contents.runs) - finished
-    left_out = f", {unfinished} unfinished and left out of every result" if unfinished else ""
+    out = [f"{n} {what}" for n, what in ((unfinished, "unfinished"), (len(contents.damaged), "damaged")) if n]
+    left_out = f", {' and '.join(out)}: left out of every result" if out else ""
     return [*parts, f"{count(finished, 'finished run')}{left_out}."]

@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from html import escape
+from itertools import pairwise
 from typing import Any
 
 from ffcil.metrics import average_accuracy, last_accuracy
@@ -17,12 +18,13 @@ from ffcil.report.tables import NOTHING
 
 def runs_table(runs: Sequence[RunRecord], groups: Sequence[Group]) -> str:
     """A line a run, and below it the configuration, environment and commands, which open."""
-    several = len({run.dataset for run in runs}) > 1
+    several = len({run.dataset for run in runs} | {group.dataset for group in groups}) > 1
     lines = []
     for run in runs:
-        conditions = [group.label for group in groups if run in group.runs]
-        below = [run.dataset if several else "", conditions[0] if len(conditions) == 1 else ""]
-        lines.append(_run(run, [text for text in below if text]))
+        mine = [group for group in groups if run in group.runs]
+        dataset = mine[0].dataset if mine else run.dataset
+        below = [dataset if several else "", mine[0].label if len(mine) == 1 else ""]
+        lines.append(_run(run, mine[0].title if mine else run.method_name, [text for text in below if text]))
     heads = [head("Run"), head("Setting"), head("Seeds"), head("Ā", "number"), head("A<sub>T</sub>", "number")]
     heads.append(head("Time", "number"))
     return (
@@ -33,7 +35,7 @@ def runs_table(runs: Sequence[RunRecord], groups: Sequence[Group]) -> str:
     )
 
 
-def _run(run: RunRecord, below: Sequence[str]) -> str:
+def _run(run: RunRecord, title: str, below: Sequence[str]) -> str:
     """`below`: what tells it from others of its method, setting and seeds."""
     counts = run.tables.get(run.scored or "")
     results: list[float | None] = [None, None]
@@ -41,7 +43,7 @@ def _run(run: RunRecord, below: Sequence[str]) -> str:
         results = [average_accuracy(counts), last_accuracy(counts)]
     steps = f"<small class='unfinished'>{len(run.records)} of {count(len(run.sizes), 'step')}, unfinished</small>"
     cells = [
-        f"<th scope='row'>{escape(run.method_name)}{''.join(f'<small>{escape(text)}</small>' for text in below)}</th>",
+        f"<th scope='row'>{escape(title)}{''.join(f'<small>{escape(text)}</small>' for text in below)}</th>",
         f"<td>{escape(run.setting)}{'' if run.finished else steps}</td><td>{escape(run.seed_label.split(' ')[1])}</td>",
         *(cell(NOTHING if value is None else f"{value:.2f}", value) for value in results),
         cell(_duration(run), _seconds(run)),
@@ -52,9 +54,8 @@ def _run(run: RunRecord, below: Sequence[str]) -> str:
 
 
 def _how(run: RunRecord) -> str:
-    again = shlex.join(["ffcil", "run", str(run.folder / "config.json"), "--out", f"again/{run.folder.name}"])
     parts = [("Made by", _command(run), "")] if run.environment.get("command") else []
-    parts.append(("To make this run alone again", again, ""))
+    parts.append(("To make this run alone again", _again(run), ""))
     if run.records:
         parts.append(("Cost, step by step", _cost(run), "columns"))
     parts += [("Configuration", _json(run.config), ""), ("Schedule", " ".join(str(size) for size in run.sizes), "")]
@@ -67,6 +68,32 @@ def _how(run: RunRecord) -> str:
 def _command(run: RunRecord) -> str:
     command = run.environment["command"]
     return shlex.join(str(word) for word in command) if isinstance(command, list) else str(command)
+
+
+def _again(run: RunRecord) -> str:
+    """The command that made it, into another folder: it knows of --data, --import and --threads.
+
+    A run made from Python has no such command, and its configuration has to do.
+    """
+    words = _words(run)
+    if words[:2] != ["ffcil", "run"]:
+        words = ["ffcil", "run", str(run.folder / "config.json")]
+    kept = [
+        word
+        for before, word in pairwise(["", *words])
+        if word != "--out" and before != "--out" and not word.startswith("--out=")
+    ]
+    return shlex.join([*kept, "--out", f"again/{run.folder.name}"])
+
+
+def _words(run: RunRecord) -> list[str]:
+    command = run.environment.get("command", "")
+    if isinstance(command, list):
+        return [str(word) for word in command]
+    try:
+        return shlex.split(str(command))
+    except ValueError:  # a quote that is not closed: edited by hand
+        return []
 
 
 COSTS = (

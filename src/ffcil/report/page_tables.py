@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from ffcil.report.ablation import Ablation, shown_name
+from ffcil.report.ablation import ARROWS, Ablation, shown_name
 from ffcil.report.evidence import QUESTIONS, caution, evidence
 from ffcil.report.groups import count
 from ffcil.report.html import cell, classes, fold, head, table, tbody
@@ -13,6 +13,7 @@ from ffcil.report.parts import Parts
 from ffcil.report.records import CLASSIFIER_NAMES
 from ffcil.report.statistics import LEVEL, Change, bounds_text, signed
 from ffcil.report.tables import (
+    HTML_SYMBOLS,
     METRICS,
     NOTHING,
     Metric,
@@ -25,7 +26,6 @@ from ffcil.report.tables import (
     verdict,
 )
 
-SYMBOLS: dict[Metric, str] = {"average": "Ā", "last": "A<sub>T</sub>", "forgetting": "F"}
 NAMES: dict[Metric, str] = {"average": "average", "last": "last step", "forgetting": "forgetting"}
 
 
@@ -46,7 +46,7 @@ def comparison(rows: Sequence[Row]) -> str:
 def _comparison_table(rows: Sequence[Row], identity: str) -> str:
     settings = settings_in(rows)
     heads = [head("Method")]
-    heads += [head(f"{escape(s)} {SYMBOLS[m]}", _column(m)) for s in settings for m in METRICS]
+    heads += [head(f"{escape(s)} {HTML_SYMBOLS[m]}", _column(m)) for s in settings for m in METRICS]
     heads.append(f'<th scope="col" class="number" title="runs of {escape(", ".join(settings))}">n</th>')
     several = len({row.data_label for row in rows}) > 1
     lines = []
@@ -58,7 +58,7 @@ def _comparison_table(rows: Sequence[Row], identity: str) -> str:
         lines.append(f"<tr{kind}>{_row_head(row, several)}{cells}<td class='number'>{counts}</td></tr>")
     buttons = "".join(
         f'<button type="button" data-metric="{m}" aria-pressed="{"true" if m == "average" else "false"}">'
-        f"{SYMBOLS[m]} {NAMES[m]}</button>"
+        f"{HTML_SYMBOLS[m]} {NAMES[m]}</button>"
         for m in METRICS
     )
     switch = f'<div class="switch" data-table="{identity}" role="group" aria-label="Metric">{buttons}</div>'
@@ -103,7 +103,7 @@ def evidence_table(rows: Sequence[Row]) -> str:
     for (row, setting), changes in found.items():
         line = f"<tr>{_row_head(row, several)}<td>{QUESTIONS[setting]}</td>{_evidence_cells(changes)}</tr>"
         lines[row.group.is_main and row.scored].append(line)
-    heads = [head("Method"), head("Effect of"), *(head(SYMBOLS[m], "number") for m in ("average", "last"))]
+    heads = [head("Method"), head("Effect of"), *(head(HTML_SYMBOLS[m], "number") for m in ("average", "last"))]
     heads.append(head("Pairs", "number"))
     rest = table(heads, tbody(lines[False]), "evidence") if lines[False] else ""
     worth = f"<b>{caution(rows)}</b> " if caution(rows) else ""
@@ -112,8 +112,8 @@ def evidence_table(rows: Sequence[Row]) -> str:
         + (fold(f"Other classifiers, spectra and orders ({len(lines[False])})", rest) if rest else "")
         + '<p class="small">Differences in points between runs with the same seeds: the class order and the first '
         "weights are then the same, and a difference is not that of two draws. Below each: its "
-        f"{LEVEL:.0%} interval (bootstrap percentiles of the mean difference), whether that holds 0, and how many "
-        "pairs have the sign of the mean. "
+        f"{LEVEL:.0%} t interval, whether that holds 0, how many pairs have the sign of the mean, and bootstrap "
+        "percentiles of the mean difference, which are too narrow for few pairs. "
         f"{worth}</p>"
     )
 
@@ -121,11 +121,13 @@ def evidence_table(rows: Sequence[Row]) -> str:
 def _evidence_cells(changes: dict[Metric, Change]) -> str:
     cells = []
     for metric, change in changes.items():
-        interval = change.interval
-        bounds = f"<small>{bounds_text(interval)}</small>" if interval else ""
+        bounds, beside = (
+            f"<small>{name}{bounds_text(interval)}</small>" if interval else ""
+            for name, interval in (("", change.interval), ("bootstrap ", change.bootstrap))
+        )
         value = f'<b class="{verdict(metric, change.value)}">{signed(change.value)}</b>{bounds}'
         signs = f"; {change.same_sign} of {change.pairs} alike" if change.pairs > 1 else ""
-        cells.append(cell(f"{value}<small>{change.told}{signs}</small>", change.value))
+        cells.append(cell(f"{value}<small>{change.told}{signs}</small>{beside}", change.value))
     pairs = max(change.pairs for change in changes.values())
     return "".join(cells) + cell(str(pairs), pairs)
 
@@ -135,7 +137,7 @@ def ablation_table(made: Sequence[Ablation]) -> str:
     if not made:
         return ""
     heads = [head("Method"), head("Parts"), *(head(name, "part") for name in ("CWM", "Alignment", "HA"))]
-    heads += [head(symbol, "number") for symbol in SYMBOLS.values()] + [head("n", "number")]
+    heads += [head(symbol, "number") for symbol in HTML_SYMBOLS.values()] + [head("n", "number")]
     several = len({one.data_label for one in made}) > 1
     lines = []
     for one in made:
@@ -146,11 +148,11 @@ def ablation_table(made: Sequence[Ablation]) -> str:
             cells = "".join(_number_cell(metric, numbers.numbers[metric]) for metric in METRICS)
             lines.append(
                 f"<tr><th scope='row'>{name}</th><td>{escape(shown_name(parts))}</td>{_ticks(parts)}{cells}"
-                f"{cell(str(numbers.runs), numbers.runs)}</tr>"
+                f"{cell(runs_text(numbers), numbers.runs)}</tr>"
             )
     return (
         f'<h2 id="ablation">Ablation</h2>{table(heads, tbody(lines), "ablation")}'
-        '<p class="small">Arrows: against the original method, the mean difference of runs with the same seeds. SF: '
+        f'<p class="small">{ARROWS} SF: '
         "surrogate features of earlier classes; identity: aligned features held near the features themselves.</p>"
     )
 

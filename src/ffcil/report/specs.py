@@ -18,12 +18,11 @@ from ffcil.report.curves import OTHER_COLOUR, Floats, accuracy_range, colour, me
 from ffcil.report.groups import count
 from ffcil.report.overhead import Cost
 from ffcil.report.records import RunRecord, settings_of
-from ffcil.report.statistics import LEVEL, Change
+from ffcil.report.statistics import LEVEL, Change, bounds_text
 from ffcil.report.sweeps import Sweep
-from ffcil.report.tables import Metric, Row
+from ffcil.report.tables import HTML_SYMBOLS, Metric, Row
 
 Spec = dict[str, Any]
-PLAIN_SYMBOLS: dict[Metric, str] = {"average": "Ā", "last": "A<sub>T</sub>", "forgetting": "F"}
 
 
 def curves_spec(runs: Sequence[RunRecord], classifier: str) -> Spec:
@@ -154,14 +153,11 @@ def change_spec(rows: Sequence[Row], metric: Metric) -> Spec:
     """Bars: what free flow costs and what the components bring back, in points, with intervals over pairs of runs."""
     shown = [row for row in rows if row.scored and (row.drop(metric) or row.recovery(metric))]
     several = len({row.data_label for row in shown}) > 1
-    names = [_two_lines(r.group.title, [r.group.dataset if several else "", r.group.label]) for r in shown]
+    names = [_two_lines(r.group.title, [r.data_label if several else "", r.group.label]) for r in shown]
     traces = []
     for name, setting, of in (("free flow", "FF.org", Row.drop), ("framework", "FF.ours", Row.recovery)):
         changes = [of(row, metric) for row in shown]
-        bounds = [change.interval if change else None for change in changes]
-        spans = [
-            (c.value - b[0], b[1] - c.value) if c and b else (0.0, 0.0) for c, b in zip(changes, bounds, strict=True)
-        ]
+        spans = [change.whiskers if change else (0.0, 0.0) for change in changes]
         bar: Spec = {"type": "bar", "orientation": "h", "y": names, "name": name, "marker": {"color": colour(setting)}}
         bar |= {
             "x": [round(c.value, 4) if c else None for c in changes],
@@ -170,7 +166,7 @@ def change_spec(rows: Sequence[Row], metric: Metric) -> Spec:
         hover = "<b>%{y}</b><br>%{x:+.2f} points, %{customdata}<extra></extra>"
         traces.append(bar | {"customdata": [_pairs(c) for c in changes], "hovertemplate": hover})
     axes = {
-        "xaxis": {"title": {"text": f"change of {PLAIN_SYMBOLS[metric]}, points"}, "zeroline": True},
+        "xaxis": {"title": {"text": f"change of {HTML_SYMBOLS[metric]}, points"}, "zeroline": True},
         "yaxis": {"autorange": "reversed", "showgrid": False, "automargin": True},
         "barmode": "group",
         "bargap": 0.35,
@@ -187,7 +183,7 @@ def _pairs(change: Change | None) -> str:
     if change is None:
         return ""
     bounds = change.interval
-    interval = f", {LEVEL:.0%} interval {bounds[0]:+.2f} to {bounds[1]:+.2f}" if bounds else ""
+    interval = f", {LEVEL:.0%} t interval {bounds_text(bounds)}" if bounds else ""
     return f"{count(change.pairs, 'pair')}{interval}"
 
 
@@ -214,7 +210,7 @@ def sweep_spec(sweep: Sweep, metric: Metric) -> Spec:
         across |= {"type": "log", "tickvals": sweep.values, "ticktext": [f"{value:g}" for value in sweep.values]}
     axes = {
         "xaxis": across,
-        "yaxis": {"title": {"text": f"{PLAIN_SYMBOLS[metric]}, %"}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": f"{HTML_SYMBOLS[metric]}, %"}, "rangemode": "tozero"},
         "barmode": "group",
     }
     return {"data": traces, "layout": _layout(320) | axes}
@@ -249,8 +245,8 @@ def cost_spec(made: Sequence[Cost], phase: str) -> Spec:
 
 def _cost_name(cost: Cost, with_data: bool) -> str:
     schedule = {"FF": "", "Equ": ", equal steps"}.get(cost.schedule, f", {cost.schedule}")
-    data = f", {cost.group.dataset}" if with_data else ""
-    return _two_lines(f"{cost.group.title}{data}{schedule}", [cost.parts])
+    data = cost.group.data_label if with_data else ""
+    return _two_lines(f"{cost.group.title}{schedule}", [data, cost.group.label, cost.parts])
 
 
 def _whiskers(below: Sequence[float], above: Sequence[float]) -> Spec:

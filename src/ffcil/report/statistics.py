@@ -6,11 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import stdtrit
 
 LEVEL = 0.95
 RESAMPLES = 10_000
 ENOUGH_PAIRS = 5
-"""With fewer pairs a bootstrap interval says little more than the smallest and the largest difference."""
+"""An interval takes the differences for normal, of which fewer pairs can show nothing: they get no verdict."""
+TOO_FEW = (
+    f"With fewer than {ENOUGH_PAIRS} pairs no difference is called real: an interval then rests on differences being "
+    "normal, which so few cannot show. More seeds are the only remedy."
+)
 
 
 @dataclass(frozen=True)
@@ -36,8 +41,19 @@ class Change:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Bootstrap interval of the mean difference; None with a single pair."""
+        """Student's t interval of the mean difference, which the verdict is read from; None with a single pair."""
+        return t_interval(self.differences) if self.pairs > 1 else None
+
+    @property
+    def bootstrap(self) -> tuple[float, float] | None:
+        """Percentile bootstrap of the mean difference, to stand beside the t interval; None with a single pair."""
         return bootstrap_interval(self.differences) if self.pairs > 1 else None
+
+    @property
+    def whiskers(self) -> tuple[float, float]:
+        """How far a figure draws the interval to either side of the mean: not at all where pairs are too few for it."""
+        low, high = (self.interval if self.pairs >= ENOUGH_PAIRS else None) or (self.value, self.value)
+        return self.value - low, high - self.value
 
     @property
     def same_sign(self) -> int:
@@ -65,8 +81,18 @@ def bounds_text(interval: tuple[float, float]) -> str:
     return f"{signed(interval[0])} to {signed(interval[1])}"
 
 
+def t_interval(differences: Sequence[float]) -> tuple[float, float]:
+    """Of the mean, as the paired t test has it: it holds the true one in 95 of 100 studies, however few the pairs."""
+    mean, n = float(np.mean(differences)), len(differences)
+    half = float(stdtrit(n - 1, (1 + LEVEL) / 2) * np.std(differences, ddof=1) / np.sqrt(n))
+    return mean - half, mean + half
+
+
 def bootstrap_interval(differences: Sequence[float]) -> tuple[float, float]:
-    """Percentile bootstrap of the mean, with a fixed seed: the same differences always give the same interval."""
+    """Percentile bootstrap of the mean, with a fixed seed: the same differences always give the same interval.
+
+    It is too narrow for few pairs: at five it holds the true mean in about 85 of 100 studies, not in 95.
+    """
     values = np.asarray(differences, dtype=np.float64)
     drawn = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
     tail = 100 * (1 - LEVEL) / 2

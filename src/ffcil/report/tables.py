@@ -32,6 +32,9 @@ METRICS: dict[Metric, Callable[[CountTable], float | None]] = {
     "forgetting": forgetting,
 }
 SYMBOLS: dict[Metric, str] = {"average": "Ā", "last": "A_T", "forgetting": "F"}
+HTML_SYMBOLS: dict[Metric, str] = {"average": "Ā", "last": "A<sub>T</sub>", "forgetting": "F"}
+TEX_SYMBOLS: dict[Metric, str] = {"average": r"$\overline{A}$", "last": "$A_T$"}
+"""Of the two accuracies that the paper shows."""
 BASELINES = {"FF.org": "Equ.T", "FF.ours": "FF.org", "Equ.ours": "Equ.T"}
 """The setting that each is compared with."""
 NOTHING = "–"

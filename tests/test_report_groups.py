@@ -1,0 +1,208 @@
+"""Which runs stand side by side: rows of their own, sweeps, and runs that must not be averaged."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+from ffcil.report import compare, load_runs, write_report
+from ffcil.report.class_sizes import class_points, mean_by_size
+from ffcil.report.contents import Contents
+from ffcil.report.latex import latex
+from ffcil.report.overhead import costs
+from ffcil.report.sweeps import sweeps
+from ffcil.report.tables import markdown
+from invented_runs import FREE_FLOW, IMAGES, naive, random_hits, write_run, write_sweep
+
+ONE = ("linear",)
+
+
+def test_other_conditions_get_rows_of_their_own_and_repeated_runs_are_left_out(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "Equ.T", 0, random_hits("Equ.T", 0), classifiers=("linear",))
+    write_run(tmp_path / "b", "Equ.T", 1, random_hits("Equ.T", 1), classifiers=("linear",), train={"epochs": 9})
+    labels = [row.label for row in compare(load_runs(tmp_path))]
+    assert labels == ["iCaRL, linear head (train.epochs 3)", "iCaRL, linear head (train.epochs 9)"]
+    write_run(tmp_path / "c", "Equ.T", 0, random_hits("FF.org", 0), classifiers=("linear",))
+    rows = compare(load_runs(tmp_path))
+    number = rows[0].number("Equ.T", "average")
+    assert number is not None
+    assert (number.n, number.mean) == (1, pytest.approx(naive("Equ.T", 0, "linear")[0]))
+    assert "c repeats a (iCaRL, Equ.T, seed 0) and is left out of every result." in markdown(rows)
+
+
+def test_methods_datasets_and_step_numbers_get_rows_of_their_own(tmp_path: Path) -> None:
+    for i, method in enumerate(("joint", "zebra", "icarl", "finetune")):
+        write_run(tmp_path / f"m{i}", "Equ.T", 0, random_hits("Equ.T", 0), method=method, classifiers=("linear",))
+    write_run(tmp_path / "d", "Equ.T", 0, random_hits("Equ.T", 0), dataset="digits", classifiers=("linear",))
+    write_run(tmp_path / "s", "Equ.T", 0, random_hits("Equ.T", 0), sizes=(4, 4), classifiers=("linear",))
+    assert [(row.data_label, row.label) for row in compare(load_runs(tmp_path))] == [
+        ("digits, 8 classes in 4 steps", "iCaRL, linear head"),
+        ("glyphs, 8 classes in 2 steps", "iCaRL, linear head"),
+        ("glyphs, 8 classes in 4 steps", "Finetune, linear head"),
+        ("glyphs, 8 classes in 4 steps", "iCaRL, linear head"),
+        ("glyphs, 8 classes in 4 steps", "Zebra, linear head"),
+        ("glyphs, 8 classes in 4 steps", "Joint, linear head"),
+    ]
+
+
+def test_the_data_sets_own_order_is_a_seed_of_its_own(tmp_path: Path) -> None:
+    for k, seed in enumerate((None, 3)):
+        write_run(tmp_path / f"r{k}", "Equ.T", 0, random_hits("Equ.T", 0), classifiers=("linear",))
+        path = tmp_path / f"r{k}" / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"class_seed": seed}))
+    runs = load_runs(tmp_path)
+    assert [run.seed_label for run in runs] == ["seeds none/0/0", "seeds 3/0/0"]
+    (row,) = compare(runs)
+    assert row.cells["Equ.T"].runs == 2
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sweep(tmp_path_factory.mktemp("sweep"))
+
+
+def test_equal_steps_stand_beside_every_alpha_and_order(sweep: Path) -> None:
+    rows = compare(load_runs(sweep))
+    assert [(row.group.label, row.group.is_main) for row in rows] == [
+        ("alpha 1, order jumbled", True),
+        ("alpha 0.1, order jumbled", False),
+        ("alpha 1, order ascending", False),
+        ("alpha 4, order jumbled", False),
+    ]
+    assert [{setting: cell.runs for setting, cell in row.cells.items()} for row in rows] == [
+        {"Equ.T": 3, "FF.org": 3, "FF.ours": 3},
+        *[{"Equ.T": 3, "FF.org": 2, "FF.ours": 2}] * 3,
+    ]
+    drop = rows[1].drop("last")
+    assert drop is not None
+    differences = [naive("FF.org", seed, "linear")[1] - naive("Equ.T", seed, "linear")[1] for seed in (0, 1)]
+    assert drop.differences == pytest.approx(differences)
+
+
+def test_sweeps_follow_one_field(sweep: Path) -> None:
+    rows = compare(load_runs(sweep))
+    (alpha,) = sweeps(rows, "alpha")
+    (order,) = sweeps(rows, "order")
+    assert (alpha.values, order.values) == ([0.1, 1.0, 4.0], ["ascending", "jumbled"])
+    number = order.points[0][1].number("FF.ours", "average")
+    assert number is not None
+    assert number.mean == pytest.approx(statistics.mean(naive("FF.ours", seed, "linear")[0] for seed in (0, 1)))
+
+
+def test_runs_from_other_images_are_not_passed_off_as_one(tmp_path: Path) -> None:
+    for setting, sample in (("Equ.T", "abc"), ("FF.org", "xyz")):
+        folder = write_run(tmp_path / setting, setting, 0, random_hits(setting, 0), classifiers=ONE)
+        (folder / "data.json").write_text(json.dumps({"sample": sample}))
+    contents = Contents.of(load_runs(tmp_path))
+    assert [(row.group.dataset, list(row.cells)) for row in contents.rows] == [
+        ("glyphs (images 1)", ["Equ.T"]),
+        ("glyphs (images 2)", ["FF.org"]),
+    ]
+    assert contents.changed == []
+    assert contents.notes[1] == (
+        "glyphs (images 2): not the same images as in the other runs on data of that name; here FF.org."
+    )
+
+
+ABC = {"a": 10, "b": 20, "c": 30}
+
+
+@pytest.mark.parametrize(
+    ("other", "arrivals", "alike"),
+    [
+        (ABC, {}, True),  # another seed puts the same classes into another order
+        (ABC | {"c": 31}, {}, False),
+        ({"a": 10, "b": 20, "d": 30}, {}, False),
+        ({"a": 10, "b": 20, "d": 30}, {"classes": 3}, True),  # another seed chose another class of those there are
+        ({"a": 10, "b": 21, "d": 30}, {"classes": 3}, False),
+    ],
+)
+def test_seeds_with_other_images_are_not_averaged(
+    tmp_path: Path, other: dict[str, int], arrivals: dict[str, int], alike: bool
+) -> None:
+    for seed, counts in ((0, ABC), (1, dict(reversed(other.items())))):
+        hits = random_hits("FF.org", seed)
+        folder = write_run(tmp_path / f"{seed}", "FF.org", seed, hits, dataset="folder", arrivals=arrivals)
+        data = {
+            "classes": list(counts),
+            "train_images": list(counts.values()),
+            "sample": f"in the order of seed {seed}",
+        }
+        (folder / "data.json").write_text(json.dumps(data))
+    runs = [row.cells["FF.org"].runs for row in compare(load_runs(tmp_path), "linear")]
+    assert runs == ([2] if alike else [1, 1])
+
+
+def test_how_many_surrogates_and_how_much_centre_loss_part_runs(tmp_path: Path) -> None:
+    """The original method, which has neither, stands beside each."""
+    right = {5: 6, 20: 12, 50: 18}
+    for seed in (0, 1):
+        write_run(tmp_path / f"org-{seed}", "FF.org", seed, lambda *_: 5, classifiers=ONE, ha={"surrogates": 20})
+        for amount, hits in right.items():
+            ha = {"use": True, "surrogates": amount}
+            write_run(tmp_path / f"{amount}-{seed}", "FF.ours", seed, lambda *_, n=hits: n, classifiers=ONE, ha=ha)
+            fields = {"centre_weight": amount / 10, "method": "der"}
+            write_run(tmp_path / f"c{amount}-{seed}", "FF.org", seed, lambda *_, n=hits: n, classifiers=ONE, **fields)
+        write_run(
+            tmp_path / f"c-{seed}", "FF.org", seed, lambda *_: 5, classifiers=ONE, method="der", centre_weight=0.0
+        )
+    contents = Contents.of(load_runs(tmp_path))
+    assert contents.notes == []
+    ours = {row.group.label: row.recovery("last") for row in contents.rows if row.group.title == "iCaRL"}
+    assert {label: change and (change.value, change.pairs) for label, change in ours.items()} == {
+        f"ha.surrogates {amount}": (pytest.approx(100 * (hits - 5) / IMAGES), 2) for amount, hits in right.items()
+    }
+    centre = {one.group.label: one.lines[1][1].numbers["last"] for one in contents.ablations}
+    assert {label: number and number.mean for label, number in centre.items()} == {
+        f"centre_weight {amount / 10:g}": pytest.approx(100 * hits / IMAGES) for amount, hits in right.items()
+    }
+
+
+def test_methods_that_share_a_title_are_told_apart(tmp_path: Path) -> None:
+    for method, hits in (("icarl", 5), ("mine", 15)):
+        folder = write_run(tmp_path / method, "FF.org", 0, lambda *_, n=hits: n, method=method, classifiers=ONE)
+        summary = json.loads((folder / "summary.json").read_text())
+        (folder / "summary.json").write_text(json.dumps(summary | {"title": "iCaRL"}))
+    contents = Contents.of(load_runs(tmp_path))
+    assert [row.label for row in contents.rows] == ["iCaRL [icarl], linear head", "iCaRL [mine], linear head"]
+    table = latex(contents.rows)
+    assert "$25.00$" in table
+    assert "$75.00$" in table
+    written = write_report(contents, tmp_path / "report")
+    assert sum(path.name.startswith("forgetting-") and path.suffix == ".svg" for path in written) == 2
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "<th scope='row'>iCaRL [mine]</th>" in page
+
+
+def test_costs_are_ratios_over_the_same_seeds_on_the_same_device(tmp_path: Path) -> None:
+    for setting, seed in itertools.product(("FF.org", "FF.ours"), (0, 1, 2)):
+        folder = write_run(tmp_path / f"{setting}-{seed}", setting, seed, random_hits(setting, seed), classifiers=ONE)
+        records = (folder / "records.jsonl").read_text().splitlines()
+        seconds = {"train": 2.0 + seed, "memory": 1.0, "evaluate": 0.5 * (2 if setting == "FF.ours" else 1)}
+        lines = [json.dumps(json.loads(record) | {"seconds": seconds}) for record in records]
+        (folder / "records.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "FF.ours-2" / "environment.json").write_text(json.dumps({"device": "another"}))
+    (cost,) = costs(load_runs(tmp_path))
+    assert (cost.parts, cost.pairs) == ("CWM + DIWA", 2)
+    assert cost.original["training"] == pytest.approx((4 * 3.0, 4 * 4.0))
+    assert (cost.ratio("training"), cost.ratio("testing")) == (pytest.approx(1.0), pytest.approx(2.0))
+
+
+def test_class_sizes_are_paired_with_the_same_class_under_equal_steps(tmp_path: Path) -> None:
+    for setting in ("Equ.T", "FF.org"):
+        write_run(tmp_path / setting, setting, 0, random_hits(setting, 0), classifiers=ONE)
+    points = [p for p in class_points(load_runs(tmp_path), "linear") if p.run.setting == "FF.org"]
+    truth: dict[int, list[float]] = {}
+    for step, size in enumerate(FREE_FLOW[0]):
+        for position in range(sum(FREE_FLOW[0][:step]), sum(FREE_FLOW[0][: step + 1])):
+            right = [random_hits(setting, 0)("linear", 4, position) for setting in ("FF.org", "Equ.T")]
+            truth.setdefault(size, []).append(100 * (right[0] - right[1]) / IMAGES)
+    means = mean_by_size(points, paired=True)
+    assert {size: n for size, (_, n) in means.items()} == {1: 2, 2: 2, 4: 4}
+    assert {size: mean for size, (mean, _) in means.items()} == pytest.approx(
+        {size: statistics.mean(values) for size, values in truth.items()}
+    )

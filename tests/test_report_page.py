@@ -1,0 +1,205 @@
+"""Figures and the page, made from invented runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ffcil.arrivals import Arrivals
+from ffcil.errors import InputError
+from ffcil.report import compare, load_run, load_runs, plot_arrivals, plot_curves, write_page
+from ffcil.report.curves import mean_curve, seed_schedules
+from ffcil.report.specs import class_size_spec, curves_spec, memory_spec, schedule_spec
+from ffcil.report.tables import arrow
+from invented_runs import FREE_FLOW, IMAGES, random_hits, write_run, write_study
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_study(tmp_path_factory.mktemp("study"))
+
+
+def test_mean_curve_interpolates_between_steps(study: Path) -> None:
+    runs = [run for run in load_runs(study) if run.setting == "FF.org"][:2]
+    a, b = (run.tables["linear"] for run in runs)
+    x, y = mean_curve([a, b])
+    assert list(x) == [3, 4, 5, 6, 7, 8]  # seen: 1 5 6 8 and 3 4 7 8; from 3, where both have begun
+    first = dict(zip(a.seen, (100 * np.trace(c) / c.sum() for c in a.counts), strict=True))
+    second = dict(zip(b.seen, (100 * np.trace(c) / c.sum() for c in b.counts), strict=True))
+    at_3 = first[1] + (first[5] - first[1]) * 2 / 4
+    assert y[0] == pytest.approx((at_3 + second[3]) / 2)
+    assert y[-1] == pytest.approx((first[8] + second[8]) / 2)
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
+def test_still_figures_are_written_in_the_format_of_their_name(study: Path, tmp_path: Path, suffix: str) -> None:
+    begins = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}[suffix]
+    schedule = Arrivals(sizes=(3, 1, 7), kind="free-flow", alpha=1.0, order="jumbled", seed=0)
+    first = plot_arrivals(schedule, tmp_path / f"arrivals.{suffix}")
+    second = plot_curves(load_runs(study), tmp_path / "new folder" / f"curves.{suffix}")
+    assert first.read_bytes().startswith(begins)
+    assert second.read_bytes().startswith(begins)
+
+
+def test_unknown_figure_format_is_named(study: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"\.svg, \.png or \.pdf"):
+        plot_arrivals(Arrivals(sizes=(1, 2)), tmp_path / "arrivals.gif")
+    with pytest.raises(InputError, match=r"curves\.txt"):
+        plot_curves(load_runs(study), tmp_path / "curves.txt")
+
+
+def test_interactive_figures_are_valid_plotly(study: Path) -> None:
+    import plotly.graph_objects as go
+
+    runs = [run for run in load_runs(study) if run.finished]
+    specs = [curves_spec(runs, "linear"), memory_spec(runs[3], "linear"), class_size_spec(runs, "linear")]
+    specs += [schedule_spec(of_seed) for of_seed in seed_schedules(runs).values()]
+    for spec in specs:
+        go.Figure(json.loads(json.dumps(spec, allow_nan=False)))  # raises on a property that plotly does not know
+    heat = specs[1]["data"][0]["z"]
+    assert [sum(value is not None for value in row) for row in heat] == [1, 2, 3, 4]
+    shown = [(trace["name"], tuple(trace["y"])) for trace in specs[3]["data"]]
+    assert shown == [("equal", (2, 2, 2, 2)), ("free flow", FREE_FLOW[0])]
+    # The two classifiers' curves stand side by side: one range for both.
+    assert specs[0]["layout"]["yaxis"]["range"] == curves_spec(runs, "nearest-mean")["layout"]["yaxis"]["range"]
+    dots = [trace for trace in specs[2]["data"] if trace["mode"] == "markers"]
+    assert [len(trace["x"]) for trace in dots] == [3 * 8, 3 * 8, 2 * 8]  # every class of every run
+
+
+class Page(HTMLParser):
+    """What a browser would load, and the text that it would show."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.specs: list[Any] = []
+        self.words: list[str] = []
+        self.inside = ""
+        self.kind: str | None = None
+        self.tags: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.inside, self.kind = tag, dict(attributes).get("type")
+        self.loads += [value or "" for name, value in attributes if name in ("src", "href", "data", "srcset", "action")]
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self.inside == "script" and self.kind == "application/json":
+            self.specs.append(json.loads(data))
+        elif self.inside not in ("script", "style"):
+            self.words.append(data)
+
+
+def test_page_is_whole_and_needs_no_network(study: Path, tmp_path: Path) -> None:
+    runs = load_runs(study)
+    text = write_page(runs, tmp_path / "deep" / "report.html", title="A study").read_text()
+    page = Page(text)
+    assert all(load.startswith("#") for load in page.loads)
+    assert "@import" not in text.split("<script>")[0]
+    assert "url(" not in text.split("</style>")[0]
+    assert text.count("plotly.js v") == 1
+    words = " ".join(page.words)
+    for run in runs:
+        assert run.folder.name in words
+        assert run.environment["command"] in words
+    for meant in ("A study", "Equ.T", "FF.org", "FF.ours", "linear head", "nearest mean", "2 of 4 steps, unfinished"):
+        assert meant in words
+    assert "8 finished runs, 1 unfinished" in words
+    assert "1\N{NO-BREAK SPACE}h\N{NO-BREAK SPACE}07\N{NO-BREAK SPACE}min" in words
+    # Drop and recovery of two metrics; time of training (testing was not recorded); two classifiers' curves, a schedule
+    # for each of 3 seeds, a map for each of 8 finished runs, and classes by size, alone and against equal steps.
+    assert len(page.specs) == 2 + 1 + 2 + 3 + 8 + 2
+    linear = compare(runs, "linear")[0]
+    drop = linear.drop("average")
+    assert drop is not None
+    assert f">{arrow(drop.value)}</span>" in text
+
+
+def test_page_links_to_the_parts_that_it_has(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "Equ.T", 0, random_hits("Equ.T", 0), classifiers=("linear",))
+    page = Page(write_page(load_runs(tmp_path), tmp_path / "page.html").read_text())
+    assert page.loads == ["#comparison", "#methods", "#runs", "#about"]  # links within the page, and no others
+
+
+def test_page_escapes_what_comes_from_files(tmp_path: Path) -> None:
+    nasty = "</script><script>alert(1)</script><img src=x>"
+    write_run(tmp_path / "a", "Equ.T", 0, random_hits("Equ.T", 0), dataset=nasty, method=nasty, note=nasty)
+    write_run(tmp_path / "b", "FF.org", 0, random_hits("FF.org", 0), dataset=nasty, method=nasty, classifiers=("<b>",))
+    for folder in ("a", "b"):
+        (tmp_path / folder / "environment.json").write_text(json.dumps({"command": ["ffcil", nasty], "device": nasty}))
+    arrivals = json.loads((tmp_path / "b" / "arrivals.json").read_text())
+    (tmp_path / "b" / "arrivals.json").write_text(json.dumps(arrivals | {"kind": nasty}))
+    text = write_page(load_runs(tmp_path), tmp_path / "page.html", title=nasty).read_text()
+    page = Page(text)
+    assert "img" not in page.tags
+    assert all(load.startswith("#") for load in page.loads)
+    assert text.count("alert(1)") > 5
+    assert "<script>alert" not in text
+
+
+def test_unfinished_runs_alone_give_an_empty_table_and_a_page_that_says_so(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", "Equ.T", 0, random_hits("Equ.T", 0), done=False, steps=1)
+    runs = load_runs(tmp_path)
+    assert compare(runs) == []
+    assert "No run to compare is finished yet" in write_page(runs, tmp_path / "page.html").read_text()
+    with pytest.raises(InputError, match="finished"):
+        plot_curves(runs, tmp_path / "curves.svg")
+
+
+def test_classes_without_test_images_do_not_break_a_report(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", "FF.org", 0, random_hits("FF.org", 0), classifiers=("linear",))
+    for t, seen in enumerate((1, 5, 6, 8), start=1):
+        table = np.eye(seen, dtype=np.int64) * IMAGES
+        table[0] = 0
+        np.savez(folder / "counts" / f"step-{t:03d}.npz", linear=table)
+    runs = load_runs(tmp_path)
+    number = compare(runs)[0].number("FF.org", "average")
+    assert number is not None
+    assert math.isclose(number.mean, 100.0)
+    write_page(runs, tmp_path / "page.html")
+    plot_curves(runs, tmp_path / "curves.png")
+
+
+def test_the_page_tells_what_every_step_cost(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", "FF.org", 0, lambda c, t, k: 10)
+    path = folder / "records.jsonl"
+    told = {"parameters": 75_290, "trained_parameters": 1_234, "images_per_second": 812.6, "peak_memory_bytes": None}
+    lines = [json.dumps(json.loads(line) | told) for line in path.read_text().splitlines()]
+    path.write_text("\n".join(lines) + "\n")
+    text = write_page([load_run(folder)], tmp_path / "page.html").read_text()
+    cost = text.split('Cost, step by step</h4><pre class="columns">')[1].split("</pre>")[0].splitlines()
+    assert cost[0].split() == ["step", "parameters", "trained", "images/s"]  # nothing is known of memory
+    assert cost[1].split() == ["1", "75,290", "1,234", "813"]
+    assert len(cost) == 5
+
+
+@pytest.mark.parametrize(
+    ("command", "again"),
+    [
+        (
+            "ffcil run my.yaml --data 'my images' --out there --threads 2 --import mine.py",
+            "ffcil run my.yaml --data 'my images' --threads 2 --import mine.py --out again/a",
+        ),
+        ("ffcil run my.yaml --out=there --set a=--out", "ffcil run my.yaml --set a=--out --out again/a"),
+        ("ffcil train.py --data here", "ffcil run FOLDER/config.json --out again/a"),  # from Python
+        ("ffcil run 'half", "ffcil run FOLDER/config.json --out again/a"),
+        (None, "ffcil run FOLDER/config.json --out again/a"),
+    ],
+)
+def test_the_command_to_make_a_run_again_keeps_its_options(tmp_path: Path, command: str | None, again: str) -> None:
+    folder = write_run(tmp_path / "a", "FF.org", 0, lambda *_: 10)
+    (folder / "environment.json").write_text(json.dumps({"command": command} if command else {}))
+    text = write_page([load_run(folder)], tmp_path / "page.html").read_text()
+    said = unescape(text.split('To make this run alone again</h4><pre class="">')[1].split("</pre>")[0])
+    assert said == again.replace("FOLDER", str(folder))

@@ -1,0 +1,197 @@
+"""Run folders as reports read them: what they say, and what is said of damaged ones."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import run as start
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import small_config
+from ffcil.errors import InputError
+from ffcil.methods import find_method
+from ffcil.report import load_run, load_runs
+from ffcil.report.records import read_runs
+from ffcil.robustness import Robustness
+from ffcil.run import Run
+from invented_runs import FREE_FLOW, random_hits, write_run, write_study
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_study(tmp_path_factory.mktemp("study"))
+
+
+def test_runs_are_read_as_they_were_written(study: Path) -> None:
+    runs = load_runs(study)
+    assert [(run.setting, run.seeds[0]) for run in runs] == [
+        (setting, seed) for setting in ("Equ.T", "FF.org", "FF.ours") for seed in (0, 1, 2)
+    ]
+    run = runs[3]
+    assert (run.dataset, run.method, run.seeds) == ("glyphs", "icarl", (0, 0, 0))
+    assert run.sizes == FREE_FLOW[0]
+    assert run.scored == "linear"
+    assert run.classifiers == ["linear", "nearest-mean"]
+    assert run.finished
+    assert np.trace(run.tables["linear"].counts[-1]) == sum(random_hits("FF.org", 0)("linear", 4, k) for k in range(8))
+    unfinished = runs[-1]
+    assert not unfinished.finished
+    assert unfinished.summary is None
+    assert unfinished.tables["linear"].sizes == FREE_FLOW[2][:2]
+    assert unfinished.scored == "linear"
+
+
+@pytest.mark.parametrize(
+    ("kind", "robust", "setting"),
+    [
+        ("equal", False, "Equ.T"),
+        ("equal", True, "Equ.ours"),
+        ("free-flow", False, "FF.org"),
+        ("free-flow", True, "FF.ours"),
+        ("given", False, "FF.org"),
+        ("trace", True, "FF.ours"),
+        ("half", False, "half"),
+        ("half", True, "half, robust"),
+    ],
+)
+def test_settings_have_the_papers_names(tmp_path: Path, kind: str, robust: bool, setting: str) -> None:
+    write_run(tmp_path / "run", "Equ.T", 0, random_hits("Equ.T", 0), robust=robust)
+    (tmp_path / "run" / "arrivals.json").write_text(json.dumps({"sizes": (2, 2, 2, 2), "kind": kind}))
+    assert load_run(tmp_path / "run").setting == setting
+
+
+@pytest.mark.parametrize(
+    ("fields", "setting"),
+    [
+        ({"robust": False}, "FF.org"),
+        ({"robust": True}, "FF.ours"),
+        ({"robust": False, "reduction": "class_wise_mean"}, "FF with CWM"),
+        ({"robust": False, "reduction": "class_wise_mean", "alignment": "diwa"}, "FF.ours"),
+        ({"robust": True, "reduction": "mean"}, "FF with DIWA"),
+        ({"robust": True, "alignment": "wa"}, "FF with CWM + WA"),
+        ({"robust": False, "alignment": "none"}, "FF with no alignment"),
+        ({"robust": True, "ha": {"use": True, "surrogates": 20}}, "FF.ours"),
+        ({"robust": True, "ha": {"use": True, "surrogates": 0}}, "FF with CWM + HA without surrogates"),
+        ({"robust": True, "ha": {"use": True, "identity": False}}, "FF with CWM + HA without identity"),
+        ({"robust": True, "centre_weight": 1.0}, "FF with CWM + DIWA + centre loss"),
+    ],
+)
+def test_a_setting_is_called_by_the_parts_that_were_on(tmp_path: Path, fields: dict[str, Any], setting: str) -> None:
+    write_run(tmp_path / "run", "FF.org", 0, random_hits("FF.org", 0), **fields)
+    assert load_run(tmp_path / "run").setting == setting
+
+
+def test_records_tell_that_robust_meant_ha(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", "FF.ours", 0, random_hits("FF.ours", 0), ha={"use": None, "surrogates": 0})
+    path = folder / "records.jsonl"
+    path.write_text("".join(json.dumps(json.loads(r) | {"ha_loss": 1.0}) + "\n" for r in path.read_text().splitlines()))
+    assert load_run(folder).setting == "FF with CWM + HA without surrogates"
+
+
+@pytest.mark.parametrize(
+    ("method", "network", "setting"),
+    [
+        ("icarl", {}, "FF.ours"),  # it has no HA to turn off
+        ("simplecil", {"backbone": "glyph_vit", "weights": "embedded", "image_size": 32}, "FF with CWM"),
+    ],
+)
+def test_without_ha_the_framework_is_what_the_run_had(
+    tmp_path: Path, colours: Path, method: str, network: dict[str, Any], setting: str
+) -> None:
+    config = small_config(
+        dataset="folder",
+        method=method,
+        robust=True,
+        ha={"use": False},
+        arrivals={"kind": "given", "sizes": [2, 1, 3]},
+        train={"epochs_scale": 0.01},
+        **network,
+    )
+    run = Run(config, tmp_path, data=colours, device="cpu")
+    run.execute()
+    learner = find_method(method)
+    assert Robustness.resolve(run.config, learner.own_alignment, learner.pretrained).alignment == (
+        "diwa" if setting == "FF.ours" else "none"
+    )
+    assert load_run(tmp_path).setting == setting
+
+
+def test_half_written_last_line_is_not_a_step(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", "Equ.T", 0, random_hits("Equ.T", 0), done=False, steps=2)
+    with (folder / "records.jsonl").open("a") as file:
+        file.write('{"step": 3, "acc')
+    assert len(load_run(folder).records) == 2
+
+
+def break_steps(folder: Path) -> None:
+    lines = (folder / "records.jsonl").read_text().splitlines()
+    (folder / "records.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+
+
+def scratch(folder: Path) -> None:
+    """Compressed as runs write it, and one byte of the stream is not what it was."""
+    path = folder / "counts" / "step-002.npz"
+    np.savez_compressed(path, linear=np.random.default_rng(0).integers(0, 20, (4, 4)))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 4] ^= 255
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda f: (f / "config.json").unlink(), "not a run's folder"),
+        (lambda f: (f / "config.json").write_text("{"), "config.json is not JSON"),
+        (lambda f: (f / "config.json").write_text("[]"), "JSON object"),
+        (lambda f: (f / "config.json").write_text("{}"), "no field 'dataset'"),
+        (lambda f: (f / "summary.json").unlink(), "summary.json is missing"),
+        (lambda f: (f / "records.jsonl").write_text("x\n" * 4), "Line 1 of"),
+        (lambda f: (f / "records.jsonl").write_text('{"step": 2, "accuracy": {"linear": 1}}\n' * 4), "step 1"),
+        (lambda f: (f / "records.jsonl").write_bytes(b"\xff\n" * 4), "Line 1 of"),
+        (lambda f: (f / "arrivals.json").write_text('{"sizes": 4, "kind": "equal"}'), "no list of sizes"),
+        (break_steps, "marked done with 3 of 4 steps"),
+        (lambda f: (f / "counts" / "step-002.npz").unlink(), r"step-002\.npz is missing"),
+        (lambda f: (f / "counts" / "step-002.npz").write_bytes(b"PK\x03\x04 no"), r"step-002\.npz is damaged"),
+        (scratch, r"step-002\.npz is damaged"),
+        (lambda f: np.savez(f / "counts" / "step-002.npz", linear=np.eye(4, dtype=int)), "step 1 counted"),
+        (lambda f: (f / "arrivals.json").write_text('{"sizes": [1, 3, 2, 2], "kind": "equal"}'), "counts of step 1"),
+    ],
+)
+def test_damaged_folders_are_named(tmp_path: Path, damage: Callable[[Path], Any], says: str) -> None:
+    folder = write_run(tmp_path / "run", "Equ.T", 0, random_hits("Equ.T", 0))
+    damage(folder)
+    with pytest.raises(InputError, match=says):
+        load_run(folder)
+
+
+def test_damaged_runs_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
+    for seed in (0, 1, 2):
+        write_run(tmp_path / f"{seed}", "Equ.T", seed, random_hits("Equ.T", seed))
+    (tmp_path / "0" / "counts" / "step-002.npz").write_bytes(b"no")
+    (tmp_path / "2" / "config.json").write_text("{")
+    runs, damaged = read_runs(tmp_path)
+    assert [run.folder.name for run in runs] == ["1"]
+    assert ["step-002.npz is damaged" in damaged[0], "config.json is not JSON" in damaged[1]] == [True, True]
+    with pytest.raises(InputError, match=r"step-002\.npz is damaged"):
+        load_runs(tmp_path)
+    (tmp_path / "1" / "summary.json").unlink()
+    with pytest.raises(InputError, match=r"step-002\.npz is damaged"):
+        read_runs(tmp_path)  # there is no other
+
+
+def test_folders_without_runs_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No runs in"):
+        load_runs(tmp_path)
+    with pytest.raises(InputError, match="no folder"):
+        load_runs(tmp_path / "nowhere")
+
+
+def test_importing_reports_loads_no_heavy_library() -> None:
+    code = "import sys, ffcil.report; print([m for m in ('torch', 'matplotlib', 'plotly', 'rich') if m in sys.modules])"
+    done = start([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,79 @@
+"""Paired statistics: intervals against scipy and simulation, and what may be said of differences."""
+
+from __future__ import annotations
+
+import csv as csv_format
+import io
+import itertools
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from ffcil.report import compare, load_runs
+from ffcil.report.evidence import evidence_csv, evidence_markdown
+from ffcil.report.statistics import Change, bootstrap_interval
+from invented_runs import naive, write_sweep
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sweep(tmp_path_factory.mktemp("sweep"))
+
+
+def test_interval_against_every_resample_there_is() -> None:
+    """Of three differences there are 27 resamples: their percentiles are the truth that the bootstrap draws from."""
+    values = (1.0, 4.0, -2.5)
+    means = sorted(statistics.mean(chosen) for chosen in itertools.product(values, repeat=3))
+    assert bootstrap_interval(values) == pytest.approx((means[0], means[-1]))  # each has probability 1/27 > 2.5 %
+    assert bootstrap_interval(values) == bootstrap_interval(values)
+
+
+def test_bootstrap_against_scipy() -> None:
+    values = np.random.default_rng(5).normal(1.0, 2.0, 12)
+    theirs = stats.bootstrap((values,), np.mean, method="percentile", n_resamples=20_000, random_state=1)
+    assert bootstrap_interval(tuple(values)) == pytest.approx(tuple(theirs.confidence_interval), abs=0.05)
+
+
+@pytest.mark.parametrize("pairs", [5, 8])
+def test_noise_is_called_real_in_one_study_of_twenty(pairs: int) -> None:
+    """Differences of pure noise: the verdict is wrong as often as 95 % say, which that of the bootstrap is not."""
+    studies = np.random.default_rng(0).normal(0, 1, (4000, pairs))
+    wrong = np.mean([Change(tuple(study), "FF.org").told == "differs from 0" for study in studies])
+    assert wrong == pytest.approx(0.05, abs=0.01)
+    narrow = [bootstrap_interval(study) for study in studies[:300]]
+    assert np.mean([low > 0 or high < 0 for low, high in narrow]) > 0.08
+
+
+@pytest.mark.parametrize(
+    ("differences", "told", "same_sign"),
+    [
+        ((3.0,), "one pair", 1),
+        ((3.0, 2.0), "may be 0", 2),
+        ((3.0, 2.9), "too few pairs", 2),
+        ((3.0, -2.0), "may be 0", 1),
+        ((1.0, 2.0, 3.0, 2.0, 1.5), "differs from 0", 5),
+        ((-1.0, -2.0, -3.0, 4.0, -1.5), "may be 0", 4),
+    ],
+)
+def test_what_may_be_said_of_differences(differences: tuple[float, ...], told: str, same_sign: int) -> None:
+    change = Change(differences, "FF.org")
+    assert (change.told, change.same_sign) == (told, same_sign)
+
+
+def test_evidence_is_the_paired_differences(sweep: Path) -> None:
+    rows = compare(load_runs(sweep))
+    lines = list(csv_format.DictReader(io.StringIO(evidence_csv(rows))))
+    first = next(line for line in lines if (line["setting"], line["metric"]) == ("FF.ours", "last"))
+    truth = [naive("FF.ours", seed, "linear")[1] - naive("FF.org", seed, "linear")[1] for seed in (0, 1, 2)]
+    assert [float(value) for value in first["differences"].split()] == pytest.approx(truth)
+    assert float(first["difference"]) == pytest.approx(statistics.mean(truth))
+    assert float(first["std"]) == pytest.approx(statistics.stdev(truth))
+    interval = stats.ttest_1samp(truth, 0).confidence_interval(0.95)
+    assert (float(first["low"]), float(first["high"])) == pytest.approx(tuple(interval))
+    assert (float(first["bootstrap_low"]), float(first["bootstrap_high"])) == pytest.approx((min(truth), max(truth)))
+    text = evidence_markdown(rows)
+    assert "| 95% t interval | 95% bootstrap |" in text
+    assert "With fewer than 5 pairs no difference is called real" in text
