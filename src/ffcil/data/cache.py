@@ -20,7 +20,7 @@ def cache_folder() -> Path:
     """`$FFCIL_CACHE`, else `$XDG_CACHE_HOME/ffcil`, else `~/.cache/ffcil`."""
     if named := os.environ.get("FFCIL_CACHE"):
         return Path(named).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "ffcil"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ffcil"
 
 
 def cached_arrays(key: str, make: Callable[[], Arrays]) -> dict[str, NDArray[np.generic]]:
