@@ -183,7 +183,14 @@ def test_cifar100_that_is_missing_says_how_to_get_it(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(CIFAR100, "download", no_network)
     with pytest.raises(InputError, match=r"cifar-100-python\.tar\.gz .* --data.*no route to host"):
-        load_dataset("cifar100", tmp_path)
+        load_dataset("cifar100")
+
+
+def test_nothing_is_downloaded_to_a_folder_that_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CIFAR100, "download", lambda self: pytest.fail("it was downloaded"))
+    with pytest.raises(InputError, match=r"with a network leave --data out, and the first run downloads it"):
+        load_dataset("cifar100", tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_cifar100_that_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,8 @@ from ffcil.data.ragged import Images, Located, flat_pixels, locate
 
 ATTEMPTS = 10
 """boxes drawn for an image before the largest that fits is taken, as torchvision does"""
+SMALLEST_CROP = 0.05
+"""area of a training box as a share of the image's, as published for pre-trained ViTs"""
 Finish = Callable[[Tensor], object]
 _AT_ONCE = 4  # images: what a CPU's cache holds of them
 _AT_ONCE_ON_A_GPU = 256  # bounds the memory that the pixels' positions take
@@ -33,7 +35,7 @@ class ResizedCrop:
     """side of what the network gets"""
     short_side: int = 256
     """of a test image before the middle is cut out"""
-    scale: tuple[float, float] = (0.05, 1.0)
+    scale: tuple[float, float] = (SMALLEST_CROP, 1.0)
     """area of a training box as a share of the image's, smallest and largest"""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """width of a training box over its height, smallest and largest"""
@@ -187,10 +189,16 @@ def _in_threads(sample: Callable[[slice], None], n: int) -> None:
         for part in parts:
             sample(part)
         return
+    inference = torch.is_inference_mode_enabled()  # a thread begins without it, and could not write the result
+
+    def sample_likewise(part: slice) -> None:
+        with torch.inference_mode(inference):
+            sample(part)
+
     torch.set_num_threads(1)  # of every thread that starts from here on
     try:
         with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(sample, parts))
+            list(pool.map(sample_likewise, parts))
     finally:
         torch.set_num_threads(threads)
 

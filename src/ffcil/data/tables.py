@@ -155,10 +155,10 @@ def _all_splits(files: Sequence[Path], tables: Sequence[pa.Table], root: Path) -
 def _splits(path: Path, table: pa.Table, root: Path) -> list[str] | None:
     """Of every row: from the column, else from a file name such as train-00000-of-00002, or a folder of such a name."""
     if "split" in table.column_names:
-        splits: list[str] = table.column("split").to_pylist()
+        splits: list[str | None] = table.column("split").to_pylist()
         if None in splits:
             raise InputError(f"{path} row {splits.index(None) + 1} has no split: fill it in, or drop the column.")
-        return splits
+        return [str(split) for split in splits]
     folders = path.relative_to(root).parts[:-1] if root.is_dir() else ()
     names = (re.split(r"[-_.]", path.stem)[0], *reversed(folders))
     name = next((name for name in names if name in _SPLITS), None)
