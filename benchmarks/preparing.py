@@ -3,8 +3,8 @@
 python benchmarks/preparing.py --images 100000 --out results/preparing.json
 python benchmarks/preparing.py --images 32000 --parquet
 
-Made-up photographs of 500 x 375 pixels, a few hundred of them under many names or in many rows, go through `ffcil data prepare` in a
-process of its own, whose largest resident memory is what counts; its workers are threads of it.
+Made-up photographs of 500 x 375 pixels, a few hundred of them under many names or in many rows, go through `ffcil data
+prepare` in a process of its own, whose largest resident memory is what counts; its workers are threads of it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import time
 from pathlib import Path
 
 import pyarrow as pa
-from loading import draw_photographs
 from pyarrow.parquet import ParquetWriter
+
+from loading import draw_photographs
 
 LIMIT = 1.5
 """GiB"""
