@@ -120,7 +120,7 @@ def dataset_of(
 
 def enlarged(augmentation: Augmentation, size: int) -> Augmentation:
     """For a ViT that wants larger images than there are: crops of random sizes brought to `size`, as published."""
-    crop = ResizedCrop(size, short_side=round(size * 256 / 224))
+    crop = ResizedCrop(size, short_side=round(size * 256 / 224), bicubic=True)
     return replace(augmentation, padding=0, brightness=0.0, crop=crop)
 
 
