@@ -81,7 +81,9 @@ def _locked(path: Path) -> Iterator[bool | None]:
     with path.open("w") as file:  # NFS locks only what is open for writing
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
-            held: bool | None = path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
+            held: bool | None = os.path.samestat(os.fstat(file.fileno()), path.stat())
+        except FileNotFoundError:  # its owner is done and has removed it
+            held = False
         except OSError:
             held = None
         try:
