@@ -216,6 +216,7 @@ def main() -> None:
         + (f"--data {options.data.name} " if options.data else "")
         + f"--device {options.device} --workers {options.workers} "
         f"--batch {options.batch} --batches {options.batches} --turns {options.turns}"
+        + (f" --store-batches {options.store_batches}" if options.store_batches else "")
         + (f" --threads {options.threads}" if options.threads else ""),
         "images": len(listing.names),
         "seconds_to_load_or_prepare": prepared,

@@ -1,9 +1,10 @@
 """Peak memory and time of preparing many photographs: a limit of 1.5 GiB for 100,000.
 
 python benchmarks/preparing.py --images 100000 --out results/preparing.json
+python benchmarks/preparing.py --images 32000 --parquet
 
-Made-up photographs of 500 x 375 pixels, a few hundred of them under many names, go through `ffcil data prepare` in a
-process of its own, whose largest resident memory is what counts; its workers are threads of it.
+Made-up photographs of 500 x 375 pixels, a few hundred of them under many names or in many rows, go through `ffcil data
+prepare` in a process of its own, whose largest resident memory is what counts; its workers are threads of it.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+import pyarrow as pa
+from pyarrow.parquet import ParquetWriter
 
 from loading import draw_photographs
 
@@ -24,6 +27,15 @@ LIMIT = 1.5
 """GiB"""
 DISTINCT = 200
 CLASSES = 100
+ROWS = 1000
+"""of a Parquet file together"""
+FFCIL = """
+import atexit, shutil, sys
+atexit.register(shutil.copy, "/proc/self/status", sys.argv.pop(1))
+from ffcil.cli import main
+main()
+"""
+"""the command line, which leaves its memory in a file: a child's `ru_maxrss` has its parent's in it"""
 
 
 def make_tree(root: Path, images: int) -> Path:
@@ -39,22 +51,42 @@ def make_tree(root: Path, images: int) -> Path:
     return root / "classes"
 
 
+def make_parquet(root: Path, images: int) -> Path:
+    """One file with every image's bytes, as large as if all were different."""
+    originals = root / "originals"
+    originals.mkdir()
+    draw_photographs(originals, DISTINCT)
+    contents = [path.read_bytes() for path in sorted(originals.iterdir())]
+    schema = pa.schema([("image", pa.binary()), ("label", pa.int64())])
+    with ParquetWriter(root / "photographs.parquet", schema, compression="none", use_dictionary=False) as writer:
+        for start in range(0, images, ROWS):
+            rows = range(start, min(start + ROWS, images))
+            columns = [[contents[k % DISTINCT] for k in rows], [k % CLASSES for k in rows]]
+            writer.write_table(pa.table(columns, schema))
+    return root / "photographs.parquet"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=100_000)
+    parser.add_argument("--parquet", action="store_true", help="in one Parquet file, not in files of their own")
     parser.add_argument("--image-size", type=int, default=112, help="the store's frames are 8/7 of it")
     parser.add_argument("--folder", type=Path, help="for photographs and store (default: the system's temporary one)")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        tree = make_tree(Path(folder), options.images)
-        command = [sys.executable, "-m", "ffcil", "data", "prepare", str(tree), "--image-size", str(options.image_size)]
+        data = (make_parquet if options.parquet else make_tree)(Path(folder), options.images)
+        status = Path(folder) / "status"
+        command = [sys.executable, "-c", FFCIL, str(status)]
+        command += ["data", "prepare", str(data), "--image-size", str(options.image_size)]
         start = time.perf_counter()
         subprocess.run(command, check=True, env={**os.environ, "FFCIL_CACHE": f"{folder}/cache"})
         seconds = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20  # KiB on Linux
+        lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+    peak = int(lines["VmHWM"].split()[0]) / 2**20  # from KiB
     document = {
-        "command": f"python benchmarks/preparing.py --images {options.images} --image-size {options.image_size}",
+        "command": f"python benchmarks/preparing.py --images {options.images} --image-size {options.image_size}"
+        + " --parquet" * options.parquet,
         "peak_gib": round(peak, 3),
         "limit_gib": LIMIT,
         "seconds": round(seconds, 1),

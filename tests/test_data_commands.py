@@ -13,15 +13,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import TensorDataset
-from torchvision.datasets import FakeData
 
 import ffcil
 from conftest import small_config
 from ffcil.cli import main
+from ffcil.data import decoding
 from ffcil.data.published import PUBLISHED
 from ffcil.data.sources import load_dataset
-from ffcil.data.torch_datasets import image_set_of
 from ffcil.errors import InputError
 from ffcil.run import Run, _augmentation
 
@@ -141,11 +139,74 @@ def test_bad_images_are_all_named_and_left_out_where_asked(ffcil_data: Command, 
     assert "; 3 left out" in ffcil_data("data", "prepare", str(root), "--image-size", "96")[1]
     status, out, err = ffcil_data("data", "check", str(root), "--image-size", "96")
     assert status == 0
-    assert "21 images read, 3 left out\nstore for image_size=96: checksums right" in out
+    assert "12 training and 6 test images\n21 images read, 3 left out\nstore for image_size=96: checksums right" in out
     assert all(f"{path}: " in err for path in bad)
     photograph(bad[0])  # a repaired file is another source
     with pytest.raises(InputError, match=r"2 image\(s\)"):
         load_dataset("folder", root, 96)
+
+
+def test_check_compares_what_cannot_be_read_with_what_was_left_out(
+    ffcil_data: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tree(tmp_path / "mine", 2, 3, 1)
+    bad = damage(root)[0]
+    for path in damage(root)[1:]:
+        path.unlink()
+    assert ffcil_data("data", "prepare", str(root), "--skip-bad")[0] == 0
+    read = decoding.upright
+    victim = next((root / "test" / "n00000000").iterdir())
+
+    def worse(content: Path) -> Image.Image:
+        if content == victim:
+            raise ValueError("it is no longer read")
+        return read(content)
+
+    monkeypatch.setattr(decoding, "upright", worse)
+    status, _, err = ffcil_data("data", "check", str(root))
+    assert status == 2
+    assert "1 image(s) cannot be read" in err
+    assert err.endswith(f": {victim} (it is no longer read).\n")
+    monkeypatch.setattr(decoding, "upright", lambda content: read(victim if content == bad else content))
+    status, _, err = ffcil_data("data", "check", str(root))
+    assert status == 2
+    assert "leaves out 1 image(s) that can be read by now: remove it" in err
+
+
+def test_check_says_as_published_of_what_it_compared(
+    ffcil_data: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def expect(train: int) -> None:
+        forms = (replace(published.forms[0], train=train),)
+        monkeypatch.setitem(PUBLISHED, "omnibenchmark", replace(published, classes=2, forms=forms))
+
+    published = PUBLISHED["omnibenchmark"]
+    root = tree(tmp_path / "omnibenchmark", 2, 3, 1)
+    there = ("omnibenchmark", "--data", str(root))
+    expect(6)
+    out = ffcil_data("data", "check", *there)[1]
+    assert out.startswith("omnibenchmark: 6 training images as published and 2 test images (not compared: ")
+    damage(root)
+    expect(9)
+    assert ffcil_data("data", "prepare", *there, "--skip-bad")[0] == 0
+    out = ffcil_data("data", "check", *there)[1]
+    assert out.startswith("omnibenchmark: 6 training and 2 test images\n11 images read, 3 left out\n")
+
+
+def test_check_downloads_nothing(ffcil_data: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = replace(PUBLISHED["cars"], download=lambda root: pytest.fail("it was downloaded"))
+    monkeypatch.setitem(PUBLISHED, "cars", there)
+    tree(tmp_path / "data" / "cars")
+    status, _, err = ffcil_data("data", "check", "cars")
+    assert status == 2
+    assert "has 3 classes, but cars as published has 196" in err
+
+
+def test_a_class_that_lost_its_test_images_is_told(ffcil_data: Command, tmp_path: Path) -> None:
+    root = tree(tmp_path / "mine", 2, 3, 1)
+    next((root / "test" / "n00000001").iterdir()).write_bytes(b"")
+    out = ffcil_data("data", "prepare", str(root), "--skip-bad")[1]
+    assert "; 1 left out\n1 class(es) without test images: n00000001\n" in out
 
 
 def test_a_store_that_was_changed_is_noticed(ffcil_data: Command, tmp_path: Path) -> None:
@@ -157,10 +218,59 @@ def test_a_store_that_was_changed_is_noticed(ffcil_data: Command, tmp_path: Path
     pixels.write_bytes(content)
     status, _, err = ffcil_data("data", "check", str(root))
     assert status == 2
-    assert "is not what was written there: remove" in err
+    assert "is damaged (0.pixels is not what was written there): remove it" in err
 
 
-def test_show(ffcil_data: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["0.pixels", "1.pixels", "0.sizes.npy", "1.sizes.npy", "store.json"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "gone"])
+def test_a_store_that_lost_something_is_noticed(ffcil_data: Command, tmp_path: Path, name: str, damage: str) -> None:
+    root = tree(tmp_path / "mine", 1, 2, 1)
+    _, out, _ = ffcil_data("data", "prepare", str(root), "--json")
+    path = Path(json.loads(out)["store"]) / name
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-1] if damage == "cut" else b"")
+    for command in ("check", "prepare", "show"):
+        status, out, err = ffcil_data("data", command, str(root))
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert "is damaged (" in err
+        assert "remove it, and it is made again" in err
+
+
+def test_files_that_are_no_images_by_name_are_told(ffcil_data: Command, tmp_path: Path) -> None:
+    root = tree(tmp_path / "mine", 1, 2, 1)
+    Image.new("RGB", (9, 9)).save(root / "train" / "n00000000" / "x.jp2")
+    for name in ("a.heic", "notes.txt", ".DS_Store"):
+        (root / "train" / "n00000000" / name).write_bytes(b"x")
+    told = "2 file(s) are ignored, for their names end like no image's that can be read: "
+    status, out, err = ffcil_data("data", "prepare", str(root))
+    assert status == 0
+    assert "3 training and 1 test images" in out
+    assert err.startswith(told)
+    assert "a.heic, " in err
+    assert told not in ffcil_data("data", "prepare", str(root))[2]  # once is enough
+    assert told in ffcil_data("data", "check", str(root))[2]
+    assert len(json.loads(ffcil_data("data", "check", str(root), "--json")[1])["ignored"]) == 2
+
+
+def test_names_in_other_encodings(ffcil_data: Command, tmp_path: Path) -> None:
+    root = tree(tmp_path / "mine", 2, 2, 1)
+    folder = os.fsencode(root / "train" / "n00000000")
+    os.rename(folder + b"/0.0_ship _ ship_0.0.jpg", folder + b"/K\xe4fer.jpg")
+    Path(os.fsdecode(folder + b"/M\xfcll.jpg")).write_bytes(b"no image")
+    for split in ("train", "test"):
+        there = os.fsencode(root / split)
+        os.rename(there + b"/n00000001", there + b"/V\xf6gel")
+    for command in ("check", "prepare"):
+        assert r"M\xfcll.jpg: it is not an image" in ffcil_data("data", command, str(root))[2]
+    summary = json.loads(ffcil_data("data", "prepare", str(root), "--skip-bad", "--json")[1])
+    assert summary["train_images"] == 4
+    assert ffcil_data("data", "check", str(root))[0] == 0
+    assert r"V\xf6gel" in ffcil_data("data", "show", str(root))[1]
+
+
+def test_show(ffcil_data: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tree(tmp_path / "my [b] photos")
     photograph(root / "train" / "n00000002" / "long.jpg", 2, (200, 20))
     status, out, err = ffcil_data("data", "show", str(root), "--image-size", "96")
@@ -177,6 +287,9 @@ def test_show(ffcil_data: Command, tmp_path: Path) -> None:
     assert about["per_class"][2] == {"class": "n00000002", "train_images": 5, "test_images": 2}
     assert about["imbalance"] == 1.25
     assert Image.open(about["sheet"]).size == (1004, 118)
+    monkeypatch.chdir(root)
+    assert ffcil_data("data", "show", ".")[0] == 0
+    assert (root / "my [b] photos.png").is_file()
     assert "did you mean 'n00000002'" in ffcil_data("data", "show", str(root), "--class", "n0000002")[2]
 
 
@@ -198,6 +311,10 @@ def test_an_embedded_set(ffcil_data: Command, monkeypatch: pytest.MonkeyPatch) -
         (["show", "notes.txt"], "notes.txt is no folder, .parquet or .csv file"),
         (["check", "empty"], "There are no class folders in empty"),
         (["check", "empty", "--data", "empty"], "empty is a path already: drop --data"),
+        (["show", "hollow", "--out", "x.xyz"], "--out x.xyz is no PNG file: name one that ends in .png"),
+        (["show", "hollow", "--out", "empty"], "--out empty is no PNG file"),
+        (["check", "glyphs", "--data", "empty"], "'glyphs' is drawn, not read from files: drop --data"),
+        (["prepare", "glyphs", "--skip-bad"], "'glyphs' has no image files of its own that could be bad"),
         (["check", "list.csv"], "names missing.png, which is not there: correct the paths"),
         (["check", "hollow"], "Class 'b' in hollow has no images: add some, or remove its folder."),
     ],
@@ -221,41 +338,6 @@ def test_paths_say_what_they_are(ffcil_data: Command, tmp_path: Path) -> None:
     for name in ("listed", "listed/all.csv"):
         assert json.loads(ffcil_data("data", "prepare", name, "--json")[1])["name"] == "csv"
     assert json.loads(ffcil_data("data", "prepare", str(tree(tmp_path / "t")), "--json")[1])["name"] == "folder"
-
-
-# --- from Python ----------------------------------------------------------------------------------------------------
-
-
-def test_any_torch_data_set(tmp_path: Path) -> None:
-    images = torch.randint(0, 256, (20, 3, 16, 16), dtype=torch.uint8)
-    labels = torch.arange(20) % 2
-    made = image_set_of(TensorDataset(images, labels), 16)
-    assert torch.equal(made.images, images)
-    assert made.labels.tolist() == labels.tolist()
-    assert made.class_names == ("0", "1")
-    assert torch.equal(image_set_of(TensorDataset(images / 255, labels), 16).images, images)
-    grey = image_set_of(TensorDataset(images[:, :1], labels), 16)
-    assert torch.equal(grey.images, images[:, :1].expand(-1, 3, -1, -1))
-    photographs = image_set_of(FakeData(3, (3, 150, 200), 2), 112)  # PIL images
-    assert photographs.images.sizes.tolist() == [[128, 170]] * 3
-    data = ffcil.dataset_of(TensorDataset(images, labels), TensorDataset(images[:4], labels[:4]), ["cat", "dog"], 16)
-    config = small_config(dataset="mine", method="finetune", arrivals={"sizes": [1, 1]})
-    summary = Run(config, tmp_path / "run", data=data, device="cpu", threads=1).execute()
-    assert summary["dataset"] == "mine"
-
-
-@pytest.mark.parametrize(
-    ("image", "label", "message"),
-    [
-        ("text", 0, "Item 0 of the data set has an image of type str"),
-        (torch.zeros(4, 8, 8), 0, r"is a tensor \[4, 8, 8\]: give \[1 or 3"),
-        (torch.full((3, 8, 8), -1.0), 0, r"not in \[0, 1\]: give uint8"),
-        (torch.zeros(3, 8, 8), -1, "An image has label -1, but there are 1 classes"),
-    ],
-)
-def test_torch_data_sets_that_do_not_fit(image: object, label: int, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        image_set_of([(image, label)], 8, ["a"])  # type: ignore[arg-type]
 
 
 # --- what a ViT gets ------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import scipy.io
 import torchvision.datasets
 from PIL import Image
 
+from ffcil.data.layouts import list_folder
 from ffcil.data.published import PUBLISHED
 from ffcil.data.sources import SOURCES, load_dataset
 from ffcil.errors import InputError
@@ -202,6 +203,17 @@ def test_where_a_data_set_is_looked_for(tmp_path: Path, monkeypatch: pytest.Monk
         assert SOURCES[name].find(root) is None
 
 
+def test_other_folders_beside_a_data_set_are_not_taken_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expect(monkeypatch, "cars", 3, 9, 6)
+    monkeypatch.setenv("FFCIL_DATA", str(tmp_path))
+    train_test(tmp_path, ["somebody", "else"], ["train", "test"])
+    cars_hub(tmp_path / "cars")
+    for root in (None, tmp_path, tmp_path / "cars", tmp_path / "cars" / "data"):
+        assert load_dataset("cars", root, 16).train.class_names == ("a car", "b car", "c car")
+    with pytest.raises(InputError, match="'cars' is not in"):
+        load_dataset("cars", tmp_path / "absent", 16)
+
+
 def test_another_split_has_no_claim_to_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = pilot(tmp_path / "there")
     with pytest.raises(InputError, match=r"has 3 classes, but imagenet-a as published has 200: .*dataset=folder"):
@@ -229,9 +241,24 @@ def test_imagenet100_has_the_classes_of_seed_1993(tmp_path: Path, monkeypatch: p
     assert data.train.class_names == data.test.class_names == tuple(wnids)
     (tmp_path / "classes.txt").write_text("\n".join(reversed([*wnids[1:], "n01440764"])))
     assert load_dataset("imagenet100", tmp_path, 16).train.class_names == ("n01440764", *wnids[1:])
+    (tmp_path / "classes.txt").write_text("\n".join([*wnids, wnids[3]]))
+    with pytest.raises(InputError, match=f"names class '{wnids[3]}' more than once"):
+        load_dataset("imagenet100", tmp_path, 16)
+    (tmp_path / "classes.txt").unlink()
+    (tmp_path / "train" / wnids[7] / "a.png").unlink()
+    with pytest.raises(InputError, match=f"Class '{wnids[7]}' in .*train has no images"):
+        load_dataset("imagenet100", tmp_path, 16)
     (tmp_path / "classes.txt").write_text("n99999999\n")
     with pytest.raises(InputError, match=r"1 of the 1 classes, n99999999 for one, have no folder"):
         load_dataset("imagenet100", tmp_path, 16)
+
+
+def test_crops_are_as_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ffcil.data.sources.list_published", lambda *_: list_folder(pilot(tmp_path / "there")))
+    for name, smallest in (("imagenet100", 0.08), ("imagenet-r", 0.05)):
+        crop = load_dataset(name, tmp_path).augmentation.crop
+        assert crop is not None
+        assert crop.scale == (smallest, 1.0)
 
 
 def test_a_broken_table_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

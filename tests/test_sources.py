@@ -135,10 +135,17 @@ def test_unknown_names_and_sizes() -> None:
 def test_small_images_enlarged_for_a_vit() -> None:
     data = load_dataset("glyphs", None, 64)
     images = data.augmentation.plain(data.test.images, torch.arange(3))
-    resized = tv.resize(data.test.images[:3], [73, 73], antialias=False)
-    expected = tv.center_crop(resized, [64, 64])
+    pictures = [tv.to_pil_image(image) for image in data.test.images[:3]]
+    resized = [tv.resize(picture, [73], tv.InterpolationMode.BICUBIC) for picture in pictures]
+    expected = torch.stack([tv.pil_to_tensor(tv.center_crop(picture, [64, 64])) for picture in resized])
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (data.augmentation.mean, data.augmentation.std))
     assert ((images * std + mean) * 255 - expected).abs().max() <= 1.01  # one grey level
+    still = data.augmentation.still()
+    draws = still.draw(3, torch.Generator(), torch.full((3, 2), 32))
+    assert torch.equal(still.train(data.test.images, torch.arange(3), draws), images)
+    flipped = draws._replace(flip=torch.tensor([False, True, True]))
+    mirrored = still.train(data.test.images, torch.arange(3), flipped)
+    assert torch.equal(mirrored, torch.stack([images[0], images[1].flip(2), images[2].flip(2)]))
     draws = data.augmentation.draw(2, torch.Generator().manual_seed(0), torch.tensor([[32, 32], [32, 32]]))
     assert data.augmentation.train(data.train.images, torch.arange(2), draws).shape == (2, 3, 64, 64)
 
@@ -183,7 +190,14 @@ def test_cifar100_that_is_missing_says_how_to_get_it(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(CIFAR100, "download", no_network)
     with pytest.raises(InputError, match=r"cifar-100-python\.tar\.gz .* --data.*no route to host"):
-        load_dataset("cifar100", tmp_path)
+        load_dataset("cifar100")
+
+
+def test_nothing_is_downloaded_to_a_folder_that_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CIFAR100, "download", lambda self: pytest.fail("it was downloaded"))
+    with pytest.raises(InputError, match=r"with a network leave --data out, and the first run downloads it"):
+        load_dataset("cifar100", tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_cifar100_that_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

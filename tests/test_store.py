@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import shutil
 import signal
@@ -18,7 +20,7 @@ from PIL import Image
 
 from conftest import small_config
 from ffcil.data import decoding
-from ffcil.data.cache import cached_folder
+from ffcil.data.cache import cache_folder, cached_folder
 from ffcil.data.decoding import LONGEST, decode_whole, upright
 from ffcil.data.ragged import RaggedImages
 from ffcil.data.sources import DataSet, load_dataset
@@ -102,6 +104,10 @@ def test_a_photograph_held_sideways_is_turned(tmp_path: Path) -> None:
         ("CMYK", (0, 0, 0, 0), "print.jpg", (255, 255, 255)),
         ("CMYK", (0, 255, 255, 0), "print.jpg", (255, 0, 0)),
         ("I;16", 100 * 256 + 7, "sixteen bits.png", (100, 100, 100)),
+        ("I;16", 100 * 256 + 7, "sixteen bits.pgm", (100, 100, 100)),
+        ("I", 100 * 256 + 7, "thirty-two bits.tif", (100, 100, 100)),
+        ("I", 0, "black.tif", (0, 0, 0)),
+        ("F", 100 / 255, "a share of one.tif", (100, 100, 100)),
         ("RGB", (10, 20, 30), "Käfer  Straße 猫.png", (10, 20, 30)),
     ],
 )
@@ -110,6 +116,13 @@ def test_every_mode_becomes_rgb(tmp_path: Path, mode: str, colour: Any, name: st
     image = only_image(tmp_path)
     assert image.shape[1] == 128
     assert image.flatten(1).float().mean(1).tolist() == pytest.approx(want, abs=3)
+
+
+@pytest.mark.parametrize(("mode", "value"), [("I", -1), ("I", 2**16), ("I", 200), ("F", 1.5), ("F", float("nan"))])
+def test_pixels_that_are_no_grey_levels_are_not_guessed(tmp_path: Path, mode: str, value: float) -> None:
+    Image.new(mode, (150, 140), value).save(saved(tmp_path, "x.tif"))
+    with pytest.raises(InputError, match=r"x\.tif \(its pixels "):
+        only_image(tmp_path)
 
 
 @pytest.mark.filterwarnings("error")
@@ -274,6 +287,36 @@ def test_ctrl_c_keeps_the_draft(cache: Path) -> None:
         cached_folder("key", stopped)
     assert [path.name for path in cache.iterdir()] == [".key"]
     assert (cached_folder("key", lambda draft: None) / "half").exists()
+
+
+def test_what_is_locked_is_open_for_writing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NFS wants it."""
+    modes = []
+    flock = fcntl.flock
+
+    def on_nfs(file: Any, operation: int) -> None:
+        modes.append(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE)
+        flock(file, operation)
+
+    monkeypatch.setattr("fcntl.flock", on_nfs)
+    cached_folder("key", lambda draft: None)
+    assert modes == [os.O_WRONLY]
+    assert [path.name for path in cache.iterdir()] == ["key"]
+
+
+def test_a_full_disk_is_told_with_its_place(cache: Path) -> None:
+    def write(draft: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")  # as a write says it: without a name
+
+    with pytest.raises(InputError, match=rf"{cache} could not be written \(No space left on device\): make room"):
+        cached_folder("key", write)
+    assert not list(cache.iterdir())
+
+
+def test_an_empty_cache_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FFCIL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert cache_folder() == Path.home() / ".cache" / "ffcil"
 
 
 def test_where_folders_cannot_be_locked_a_draft_may_have_an_owner(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

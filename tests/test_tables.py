@@ -8,6 +8,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from PIL import Image
@@ -15,6 +16,7 @@ from pyarrow.parquet import write_table
 
 from ffcil.data.ragged import RaggedImages
 from ffcil.data.sources import SOURCES, DataSet, load_dataset
+from ffcil.data.tables import list_parquet
 from ffcil.errors import InputError
 
 
@@ -81,6 +83,25 @@ def test_parquet_files_of_hugging_face(tmp_path: Path) -> None:
     assert reds(load_dataset("parquet", tmp_path, 16)) == reds(data)  # not used where there is a test split
 
 
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        ("default/train/0000", "default/test/0000"),
+        ("train/a/0", "validation/a/0"),
+        ("train_0", "test_0"),
+        ("train", "val.0"),
+    ],
+)
+def test_splits_in_the_names_of_files_and_folders(tmp_path: Path, train: str, test: str) -> None:
+    root = tmp_path / "train"  # its own name says nothing
+    parquet(root / f"{train}.parquet", [0, 1] * 5, 0)
+    parquet(root / f"{test}.parquet", [0, 1], 20)
+    assert reds(load_dataset("parquet", root, 16)) == [list(range(10)), [20, 21]]
+    parquet(root / "extra.parquet", [0, 1], 30)
+    with pytest.raises(InputError, match=r"extra\.parquet has no split, but other files in .* have: give it"):
+        load_dataset("parquet", root, 16)
+
+
 def test_a_parquet_file_without_a_split_or_names(tmp_path: Path) -> None:
     path = parquet(tmp_path / "x.parquet", [7, 11, 3] * 10)
     data = load_dataset("parquet", path, 16)
@@ -106,6 +127,36 @@ def test_images_beside_a_parquet_file(tmp_path: Path) -> None:
     images = pa.array([{"bytes": None, "path": f"{k}.png"} for k in range(2)], kind)
     write_table(pa.table({"image": images, "label": [0, 1], "split": ["train", "test"]}), tmp_path / "x.parquet")
     assert reds(load_dataset("parquet", tmp_path, 16)) == [[50], [51]]
+    (tmp_path / "1.png").write_bytes(encoded(99))  # a changed image is noticed
+    assert reds(load_dataset("parquet", tmp_path, 16)) == [[50], [99]]
+
+
+def test_numerals_as_class_names(tmp_path: Path) -> None:
+    """Whole numbers count the classes, whatever these are called; texts are names first."""
+    (tmp_path / "classes.txt").write_text("2\n1\n0\n")
+    parquet(tmp_path / "x.parquet", [0, 1, 2, 0, 1, 2], split=["train"] * 3 + ["test"] * 3)
+    assert load_dataset("parquet", tmp_path, 16).train.labels.tolist() == [0, 1, 2]
+    parquet(tmp_path / "x.parquet", ["0", "1", "2"] * 2, split=["train"] * 3 + ["test"] * 3)
+    assert load_dataset("parquet", tmp_path, 16).train.labels.tolist() == [2, 1, 0]
+    (tmp_path / "classes.txt").write_text("a\nb\na\n")
+    with pytest.raises(InputError, match=r"classes\.txt names class 'a' more than once"):
+        load_dataset("parquet", tmp_path, 16)
+
+
+@pytest.mark.parametrize("rows_together", [100, 4000])
+def test_a_parquet_file_is_not_held_in_memory(tmp_path: Path, rows_together: int) -> None:
+    """Neither all of it nor all of a large row group, as pyarrow would by itself."""
+    noise = np.random.default_rng(0).bytes(2**20)
+    images = [noise[k : k + 5_000] for k in range(4000)]
+    path = tmp_path / "x.parquet"
+    table = pa.table({"image": images, "label": [0] * 4000})
+    write_table(table, path, rows_together, compression="none", use_dictionary=False, write_batch_size=64)
+    del table
+    held = [pa.total_allocated_bytes()]
+    for content, want in zip(list_parquet(path).contents(), images, strict=True):
+        assert content == want
+        held.append(pa.total_allocated_bytes())
+    assert max(held) - held[0] < path.stat().st_size / 5
 
 
 def test_parquet_files_that_are_wrong(tmp_path: Path) -> None:
@@ -170,7 +221,9 @@ def test_a_csv_file(tmp_path: Path) -> None:
     (tmp_path / "meine Bilder").mkdir()
     for k in range(4):
         (tmp_path / "meine Bilder" / f"Käfer {k}.png").write_bytes(encoded(k))
-    lines = [f"meine Bilder/Käfer {k}.png,{'ab'[k % 2]},{'train' if k < 2 else 'val'}" for k in range(4)]
+    lines = [
+        f"meine Bilder/Käfer {k}.png,{'ab'[k % 2]}{' ' * (k // 2)},{'train' if k < 2 else 'val'}" for k in range(4)
+    ]
     path = csv(tmp_path, ["path,label,split", *lines], encoding="utf-8-sig")  # as spreadsheets write it
     for root in (path, tmp_path):
         data = load_dataset("csv", root, 112)

@@ -35,6 +35,8 @@ def resolve_source(name: str, data: Path | None) -> tuple[str, Path | None]:
         if path.suffix in (".parquet", ".csv") or len(path.parts) > 1:
             raise InputError(f"There is no file or folder {name}: correct the path.")
         find_source(name)
+        if name == "glyphs" and data is not None:
+            raise InputError("Data set 'glyphs' is drawn, not read from files: drop --data.")
         return name, data
     if data is not None:
         raise InputError(f"{name} is a path already: drop --data, or name a data set of `ffcil data list`.")
@@ -73,11 +75,14 @@ def prepare(
     """Download what can be, and decode every image once; broken off and started again, it goes on."""
     from ffcil.data.cache import cache_folder
     from ffcil.data.decoding import UnreadableImages
+    from ffcil.data.overview import without_test_images
     from ffcil.data.sources import find_source, load_dataset
     from ffcil.data.store import open_store
 
     source_name, root = resolve_source(name, data)
     source = find_source(source_name)
+    if skip_bad and source.list_images is None:
+        raise InputError(f"Data set {name!r} has no image files of its own that could be bad: drop --skip-bad.")
     try:
         with stoppable():
             made = load_dataset(source_name, root, image_size, skip_bad)
@@ -92,6 +97,7 @@ def prepare(
         "classes": made.train.classes,
         "train_images": len(made.train),
         "test_images": len(made.test),
+        "without_test_images": without_test_images(made),
     }
     left_out = []
     if source.list_images is not None:
@@ -107,6 +113,7 @@ def prepare(
         f"{name}: {len(made.train):,} training and {len(made.test):,} test images of {made.train.classes} classes, "
         f"ready for image_size={summary['image_size']}" + (f"; {len(left_out)} left out" if left_out else "")
     )
+    _tell_untested(summary["without_test_images"])
 
 
 @app.command()
@@ -127,8 +134,7 @@ def check(name: Name, data: Data = None, image_size: ImageSize = None, as_json: 
     if as_json:
         print_json(found)
         return
-    split = " as published" if source.counts else ""
-    print(f"{name}: {found['train_images']:,} training and {found['test_images']:,} test images{split}")
+    print(f"{name}: {_told_counts(source, found)}")
     if source.list_images is None:
         if source.gigabytes is not None:
             print("the checksums of its files are right")
@@ -139,26 +145,52 @@ def check(name: Name, data: Data = None, image_size: ImageSize = None, as_json: 
     print(f"store for image_size={size}: {'checksums right' if found['prepared'] else 'not prepared yet'}")
 
 
+def _told_counts(source: Source, found: dict[str, Any]) -> str:
+    """Images of either split, "as published" where their number was compared and nothing is left out."""
+    train, test = f"{found['train_images']:,} training", f"{found['test_images']:,} test images"
+    if source.counts is None or found.get("left_out"):
+        return f"{train} and {test}"
+    if None not in source.counts:
+        return f"{train} and {test} as published"
+    unknown = "(not compared: no number is published, or not by all alike)"
+    if source.counts[0] is None:
+        return f"{test} as published and {train} images {unknown}"
+    return f"{train} images as published and {test} {unknown}"
+
+
 def _read(listing: Listing, name: str, root: Path | None, image_size: int | None, size: int) -> dict[str, Any]:
     """Every image decoded, and the store verified where there is one; it may have left bad images out."""
+    import numpy as np
+
     from ffcil.data.cache import cache_folder
     from ffcil.data.decoding import UnreadableImages, unreadable
+    from ffcil.data.own_images import TEST, TRAIN, UNUSED
     from ffcil.data.sources import remedy_for_bad_images
     from ffcil.data.store import open_store, verify_store
 
+    if listing.ignored:
+        print(listing.told_ignored(), file=sys.stderr)
     bad = unreadable(listing.encoded(), len(listing), listing.decoder(size))
     store = cache_folder() / listing.key(size)
     prepared = store.is_dir()
     if prepared:
         verify_store(store)
+    left_out = {image.position for image in open_store(store).left_out} if prepared else set()
     _name_all(bad)
-    if bad and not (prepared and open_store(store).left_out):
-        raise UnreadableImages(bad, remedy_for_bad_images(name, root, image_size))
+    if new := [image for image in bad if image.position not in left_out]:
+        raise UnreadableImages(new, remedy_for_bad_images(name, root, image_size))
+    if len(left_out) > len(bad):
+        raise InputError(
+            f"The store {store} leaves out {len(left_out) - len(bad)} image(s) that can be read by now: remove it, and "
+            "it is made again."
+        )
+    used = np.delete(listing.parts[listing.parts != UNUSED], sorted(left_out))
     return {
-        "train_images": int(listing.counts(0).sum()),
-        "test_images": int(listing.counts(1).sum()),
+        "train_images": int((used == TRAIN).sum()),
+        "test_images": int((used == TEST).sum()),
         "images_read": len(listing),
         "left_out": [image.name for image in bad],
+        "ignored": list(listing.ignored),
         "prepared": prepared,
     }
 
@@ -181,6 +213,11 @@ def show(
     from ffcil.data.sources import load_dataset
 
     source_name, root = resolve_source(name, data)
+    if out is None:
+        shown = root.resolve() if name != source_name and root else Path(source_name)
+        out = Path(f"{shown.stem if shown.is_file() else shown.name}.png")
+    if out.suffix.lower() != ".png" or out.is_dir():
+        raise InputError(f"--out {out} is no PNG file: name one that ends in .png.")
     made = load_dataset(source_name, root, image_size)
     about = describe(made)
     names = made.train.class_names
@@ -189,7 +226,6 @@ def show(
         if class_name is not None
         else contact_sheet(made.train, some_classes(names, 20))
     )
-    out = out or Path(f"{(root if name != source_name and root else Path(source_name)).stem}.png")
     out.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(out)
     if as_json:
@@ -203,8 +239,7 @@ def show(
         f"training images a class: {small['train_images']} ({small['class']}) to {large['train_images']} "
         f"({large['class']}){ratio}"
     )
-    if lacking := about["without_test_images"]:
-        print(f"{len(lacking)} class(es) without test images: {', '.join(lacking[:10])}{' ...' * (len(lacking) > 10)}")
+    _tell_untested(about["without_test_images"])
     print(f"wrote {out}", file=sys.stderr)
 
 
@@ -216,6 +251,11 @@ def _class_table(name: str, about: dict[str, Any]) -> Any:
     for row in about["per_class"]:
         table.add_row(escape(row["class"]), f"{row['train_images']:,}", f"{row['test_images']:,}")
     return table
+
+
+def _tell_untested(names: list[str]) -> None:
+    if names:
+        print(f"{len(names)} class(es) without test images: {', '.join(names[:10])}{' ...' * (len(names) > 10)}")
 
 
 def _size(source: Source, image_size: int | None) -> int:

@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ffcil.errors import InputError
+
 Arrays = Mapping[str, NDArray[np.generic]]
 
 
@@ -20,7 +22,7 @@ def cache_folder() -> Path:
     """`$FFCIL_CACHE`, else `$XDG_CACHE_HOME/ffcil`, else `~/.cache/ffcil`."""
     if named := os.environ.get("FFCIL_CACHE"):
         return Path(named).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "ffcil"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ffcil"
 
 
 def cached_arrays(key: str, make: Callable[[], Arrays]) -> dict[str, NDArray[np.generic]]:
@@ -37,19 +39,19 @@ def cached_arrays(key: str, make: Callable[[], Arrays]) -> dict[str, NDArray[np.
 def cached_folder(key: str, make: Callable[[Path], None]) -> Path:
     """A folder that `make` fills, at most once for a `key`.
 
-    It appears under its name only when it is whole. Until then it is a draft, locked while it is being made: a process
-    that wants the same key waits for it. A killed process leaves its draft, and `make` may go on from what is in it;
+    It appears under its name only when it is whole. Until then it is a draft with a locked file beside it: a process
+    that wants the same key waits for that. A killed process leaves its draft, and `make` may go on from what is in it;
     where `make` fails, nothing stays.
     """
     folder = cache_folder() / key
     folder.parent.mkdir(parents=True, exist_ok=True)
     while not folder.is_dir():
-        draft = folder.with_name(f".{key}")
-        draft.mkdir(exist_ok=True)
-        with _locked(draft) as held:
-            if held is None:  # on a network file system that cannot lock folders: the first to finish gives the folder
+        with _locked(folder.with_name(f".{key}.lock")) as held:
+            if held is None:  # on a file system that cannot lock: the first to finish gives the folder
                 _fill(Path(tempfile.mkdtemp(prefix=f".{key}-", dir=folder.parent)), folder, make)
-            elif held:
+            elif held and not folder.is_dir():  # else it was finished a moment ago
+                draft = folder.with_name(f".{key}")
+                draft.mkdir(exist_ok=True)
                 _fill(draft, folder, make)
     return folder
 
@@ -60,27 +62,32 @@ def _fill(draft: Path, folder: Path, make: Callable[[Path], None]) -> None:
         draft.rename(folder)
     except Exception as error:  # not for Ctrl-C: what there is can be taken up
         shutil.rmtree(draft, ignore_errors=True)
-        if not (isinstance(error, OSError) and folder.is_dir()):  # else another process was faster
-            raise
+        if isinstance(error, OSError) and folder.is_dir():  # another process was faster
+            return
+        if isinstance(error, OSError) and error.filename is None:  # a write, which does not say where
+            raise InputError(
+                f"{folder.parent} could not be written ({error.strerror or error}): make room there, or name another "
+                "folder in $FFCIL_CACHE."
+            ) from error
+        raise
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[bool | None]:
-    """Whether the folder is locked and still the one of that name; None where folders cannot be locked.
+def _locked(path: Path) -> Iterator[bool | None]:
+    """Whether a file is locked and still the one of that name; None where files cannot be locked.
 
-    The lock goes with the process, however that ends.
+    The lock goes with the process, however that ends; the file goes with the lock.
     """
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError:
-        yield False
-        return
-    try:
+    with path.open("w") as file:  # NFS locks only what is open for writing
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            held: bool | None = folder.is_dir() and os.path.samestat(os.fstat(handle), folder.stat())
+            fcntl.flock(file, fcntl.LOCK_EX)
+            held: bool | None = os.path.samestat(os.fstat(file.fileno()), path.stat())
+        except FileNotFoundError:  # its owner is done and has removed it
+            held = False
         except OSError:
             held = None
-        yield held
-    finally:
-        os.close(handle)
+        try:
+            yield held
+        finally:
+            if held is not False:
+                path.unlink(missing_ok=True)

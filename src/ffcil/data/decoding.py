@@ -41,14 +41,31 @@ class Encoded(NamedTuple):
 
 
 def upright(content: Path | bytes) -> Image.Image:
-    """An image in RGB as a viewer shows it, but for transparency, which is dropped."""
+    """An image of a file as `as_shown` has it."""
     with Image.open(BytesIO(content) if isinstance(content, bytes) else content) as image:
-        turned = ImageOps.exif_transpose(image)
-    if turned.mode.startswith("I;16"):  # Pillow would cut its values at 255, not scale them
-        turned = Image.fromarray((np.asarray(turned) >> 8).astype(np.uint8))
+        return as_shown(image)
+
+
+def as_shown(image: Image.Image) -> Image.Image:
+    """An image in RGB as a viewer shows it, but for transparency, which is dropped."""
+    turned = ImageOps.exif_transpose(image)
+    if turned.mode[0] in "IF":  # Pillow would cut its values at 255, not scale them
+        turned = _eight_bits(turned)
     if turned.mode == "P" and "transparency" in turned.info:
         turned = turned.convert("RGBA")
     return turned.convert("RGB")
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """From whole numbers of 16 bits, which may come in 32, or from numbers in 0 .. 1."""
+    values = np.asarray(image)
+    most = 1 if image.mode == "F" else 2**16 - 1
+    low, high = values.min(), values.max()
+    if not (low >= 0 and high <= most):
+        raise ValueError(f"its pixels are {low} .. {high}, which mean a grey level only in 0 .. {most}")
+    if image.mode == "I" and 0 < high < 256:
+        raise ValueError(f"its pixels of 32 bits are {low} .. {high}, a picture of 8 bits or a black one of 16")
+    return Image.fromarray((values * 255).round().astype(np.uint8) if most == 1 else (values >> 8).astype(np.uint8))
 
 
 def decode_square(content: Path | bytes, size: int) -> Image.Image:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ffcil.data.own_images import TEST, TRAIN, Listing, check_classes, stratified
+from ffcil.data.own_images import TEST, TRAIN, Listing, check_classes, readable, stratified
 from ffcil.data.tables import listed_classes
 from ffcil.errors import InputError
 
@@ -17,12 +17,12 @@ Samples = Sequence[tuple[Path, int]]
 """path and class of every image"""
 
 
-def of_samples(train: Samples, test: Samples, class_names: Sequence[str]) -> Listing:
+def of_samples(train: Samples, test: Samples, class_names: Sequence[str], ignored: Sequence[str] = ()) -> Listing:
     """A listing of two splits."""
     both = [*train, *test]
     labels = np.array([label for _, label in both], np.int64)
     parts = np.repeat([TRAIN, TEST], [len(train), len(test)])
-    return Listing.of_files([path for path, _ in both], labels, parts, tuple(class_names))
+    return Listing.of_files([path for path, _ in both], labels, parts, tuple(class_names), ignored)
 
 
 # --- folders of classes ---------------------------------------------------------------------------------------------
@@ -41,33 +41,44 @@ def list_folder(root: Path | None) -> Listing:
     root = find_folder(root)
     if splits := _splits(root):
         return list_splits(*splits)
-    samples, names = _samples(root)
+    samples, names, ignored = _samples(root)
     labels = np.array([label for _, label in samples], np.int64)
-    return Listing.of_files([path for path, _ in samples], labels, stratified(labels, len(names)), names)
+    paths = [path for path, _ in samples]
+    return Listing.of_files(paths, labels, stratified(labels, len(names)), names, ignored)
 
 
 def list_splits(train: Path, test: Path) -> Listing:
     """Two folders with the same class folders in them."""
-    (train_samples, names), (test_samples, test_names) = _samples(train), _samples(test)
+    (train_samples, names, ignored), (test_samples, test_names, also) = _samples(train), _samples(test)
     if only := sorted(set(names) ^ set(test_names)):
         raise InputError(
             f"Class {only[0]!r} is in only one of {train.name}/ and {test.name}/ in {train.parent}: give both the same "
             "classes."
         )
-    return of_samples(train_samples, test_samples, names)
+    return of_samples(train_samples, test_samples, names, [*ignored, *also])
 
 
-def _samples(root: Path) -> tuple[list[tuple[Path, int]], tuple[str, ...]]:
-    """Every image below a folder of class folders, sorted by name, and the classes."""
+def _samples(root: Path) -> tuple[list[tuple[Path, int]], tuple[str, ...], list[str]]:
+    """Every image below a folder of class folders, sorted by name; the classes; files that are no images by name."""
+    from PIL import Image
     from torchvision.datasets import ImageFolder
 
+    suffixes = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    ignored: list[str] = []
+
+    def is_image(path: str) -> bool:
+        known = Path(path).suffix.lower() in suffixes
+        if not known and not Path(path).name.startswith("."):
+            ignored.append(readable(path))
+        return known
+
     try:
-        found = ImageFolder(str(root), allow_empty=True)
+        found = ImageFolder(str(root), is_valid_file=is_image, allow_empty=True)
     except FileNotFoundError as error:
         raise InputError(f"There are no class folders in {root}: {HOW_FOLDER}.") from error
     labels = np.array([label for _, label in found.samples], np.int64)
     check_classes(labels, found.classes, root, "remove its folder")
-    return [(Path(path), label) for path, label in found.samples], tuple(found.classes)
+    return [(Path(path), label) for path, label in found.samples], tuple(map(readable, found.classes)), ignored
 
 
 def _splits(root: Path) -> tuple[Path, Path] | None:
@@ -93,6 +104,7 @@ def list_imagenet100(root: Path) -> Listing:
     100 of the 1,000 in the order of NumPy's permutation with seed 1993. Sorted, as a folder of them alone would be."""
     wnids = sorted(listed_classes(root) or _seeded_wnids())
     train, test = (_of_classes(root / split, wnids) for split in ("train", "val"))
+    check_classes(np.array([label for _, label in train], np.int64), wnids, root / "train", "get them again")
     return of_samples(train, test, wnids)
 
 
@@ -114,7 +126,7 @@ def _seeded_wnids() -> list[str]:
 
 def list_tiny_imagenet(root: Path) -> Listing:
     """As published: val/ is one folder, and a table says which class an image is of. It serves as the test set."""
-    train, wnids = _samples(root / "train")
+    train, wnids, _ = _samples(root / "train")  # beside the images there are tables
     number = {wnid: label for label, wnid in enumerate(wnids)}
     lines = (root / "val" / "val_annotations.txt").read_text(encoding="utf-8").splitlines()
     test = [(root / "val" / "images" / name, number[wnid]) for name, wnid, *_ in map(str.split, lines)]

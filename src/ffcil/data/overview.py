@@ -32,12 +32,17 @@ def describe(data: DataSet) -> dict[str, Any]:
         "smallest": {"class": names[smallest], "train_images": int(train[smallest])},
         "largest": {"class": names[largest], "train_images": int(train[largest])},
         "imbalance": float(train.max() / train.min()) if train.min() else None,
-        "without_test_images": [name for name, count in zip(names, test.tolist(), strict=True) if not count],
+        "without_test_images": without_test_images(data),
         "per_class": [
             {"class": name, "train_images": of_train, "test_images": of_test}
             for name, of_train, of_test in zip(names, train.tolist(), test.tolist(), strict=True)
         ],
     }
+
+
+def without_test_images(data: DataSet) -> list[str]:
+    """Classes that no accuracy tells of."""
+    return [name for name, count in zip(data.test.class_names, data.test.counts().tolist(), strict=True) if not count]
 
 
 def contact_sheet(images: ImageSet, classes: Sequence[str], rows: int = 1) -> Image.Image:

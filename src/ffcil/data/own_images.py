@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,10 +15,11 @@ import torch
 from numpy.typing import NDArray
 
 from ffcil.data.augment import Augmentation
+from ffcil.data.cache import cache_folder
 from ffcil.data.decoding import Decode, Encoded, decode_square, decode_whole, decoded
 from ffcil.data.image_set import ImageSet
 from ffcil.data.ragged import Images, RaggedImages
-from ffcil.data.resized_crop import ResizedCrop
+from ffcil.data.resized_crop import SMALLEST_CROP, ResizedCrop
 from ffcil.errors import InputError
 
 DEFAULT_SIZE = 64
@@ -29,7 +31,8 @@ TEST_SHARE = 0.2
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 TRAIN, TEST, UNUSED = 0, 1, -1
 _TEST_NAMES = ("test", "val", "valid", "validation")  # the first that occurs is the test split
-_VERSION = 2  # of a store: another number where the same files would give another one
+_NAMED = 3  # ignored files that are told by name
+_VERSION = 3  # of a store: another number where the same files would give another one
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,19 @@ class Listing:
     """of all images, one after another; called only when they must be decoded"""
     content_key: str
     """another one where any content is another"""
+    ignored: Sequence[str] = ()
+    """files among them that are no images by their names"""
 
     @classmethod
     def of_files(
-        cls, paths: Sequence[Path], labels: NDArray[np.int64], parts: NDArray[np.int64], class_names: tuple[str, ...]
+        cls,
+        paths: Sequence[Path],
+        labels: NDArray[np.int64],
+        parts: NDArray[np.int64],
+        class_names: tuple[str, ...],
+        ignored: Sequence[str] = (),
     ) -> Listing:
-        return cls(list(map(str, paths)), labels, parts, class_names, lambda: paths, file_key(paths))
+        return cls(list(map(readable, paths)), labels, parts, class_names, lambda: paths, file_key(paths), ignored)
 
     def __len__(self) -> int:
         """Images that are used."""
@@ -61,6 +71,11 @@ class Listing:
     def counts(self, part: int) -> NDArray[np.int64]:
         """Images of each class in a part, [classes]."""
         return np.bincount(self.labels[self.parts == part], minlength=len(self.class_names))
+
+    def told_ignored(self) -> str:
+        """A sentence about the files that are no images by their names, where there are some."""
+        first = ", ".join(self.ignored[:_NAMED]) + (", ..." if len(self.ignored) > _NAMED else "")
+        return f"{len(self.ignored)} file(s) are ignored, for their names end like no image's that can be read: {first}"
 
     def encoded(self) -> Iterator[Encoded]:
         for name, content, part in zip(self.names, self.contents(), self.parts.tolist(), strict=True):
@@ -85,6 +100,8 @@ class Listing:
         Unreadable images are left out where `skip_bad`, or where they were when the store was made.
         """
         square = size < LARGE
+        if self.ignored and not (cache_folder() / self.key(size)).is_dir():
+            print(self.told_ignored(), file=sys.stderr)
         store = decoded(self.key(size), self.encoded, len(self), self.decoder(size), square, skip_bad)
         kept = self.parts.copy()
         kept[np.flatnonzero(kept != UNUSED)[[image.position for image in store.left_out]]] = UNUSED
@@ -99,15 +116,20 @@ class Listing:
         return train, test
 
 
+def readable(path: str | Path) -> str:
+    """A path to print: what is not UTF-8 in it is shown as \\xNN."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
 def short_side_for(size: int) -> int:
     """Of the stored frames: a test image is the middle 224 of 256 pixels, or as large a share of others."""
     return round(size * 256 / 224)
 
 
-def own_augmentation(size: int) -> Augmentation:
+def own_augmentation(size: int, smallest_crop: float = SMALLEST_CROP) -> Augmentation:
     """For images of `size` pixels: large ones are cut at random like ImageNet's, small ones shifted like CIFAR's."""
     if size >= LARGE:
-        crop = ResizedCrop(size, short_side_for(size))
+        crop = ResizedCrop(size, short_side_for(size), scale=(smallest_crop, 1.0))
         return Augmentation(IMAGENET_MEAN, IMAGENET_STD, 0, brightness=0.0, policy="imagenet", cutout=0, crop=crop)
     return Augmentation(IMAGENET_MEAN, IMAGENET_STD, padding=size // 8, cutout=size // 2)
 
@@ -149,5 +171,6 @@ def file_key(paths: Iterable[Path]) -> str:
     key = hashlib.sha256()
     for path in paths:
         stat = path.stat() if path.exists() else None  # a dangling link is named with the unreadable images
-        key.update(f"{os.path.abspath(path)}\0{stat and (stat.st_size, stat.st_mtime_ns)}\n".encode())
+        key.update(os.fsencode(os.path.abspath(path)))  # a name may be in any encoding
+        key.update(f"\0{stat and (stat.st_size, stat.st_mtime_ns)}\n".encode())
     return key.hexdigest()

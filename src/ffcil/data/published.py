@@ -14,6 +14,7 @@ from ffcil.data.layouts import (
     list_train_test,
 )
 from ffcil.data.own_images import TEST, TRAIN, Listing
+from ffcil.data.resized_crop import SMALLEST_CROP
 from ffcil.data.tables import list_parquet
 from ffcil.errors import InputError
 
@@ -54,6 +55,8 @@ class Published:
     """into the data folder; None: its owners ask for a click or an agreement"""
     image_size: int | None = None
     """side of all images; None: photographs of any size"""
+    smallest_crop: float = SMALLEST_CROP
+    """area of a training box as a share of the image's, in published runs on it"""
 
 
 # --- downloads ------------------------------------------------------------------------------------------------------
@@ -167,6 +170,7 @@ PUBLISHED: dict[str, Published] = {
         forms=(Form(("train", "val"), list_imagenet100, None, 5_000),),
         how="register at https://image-net.org, unpack ILSVRC 2012 (or these 100 classes) into train/ and val/ with "
         "one folder a class, and name their folder with --data; another list of classes goes into its classes.txt",
+        smallest_crop=0.08,
     ),
     "cars": Published(
         about="Stanford Cars: makes, models and years",
@@ -309,11 +313,12 @@ PUBLISHED: dict[str, Published] = {
 def find_published(name: str, root: Path | None, data_folder: Path) -> tuple[Form, Path]:
     """The form in which a data set is there, and its folder; people name that, the one above or the one below it."""
     published = PUBLISHED[name]
-    places = [data_folder / folder for folder in published.folders]
+    # Its own folder comes before the one above, in which there may be other people's train/ and test/.
+    places = [(root or data_folder) / folder for folder in published.folders]
     if root is not None:
-        places = [root, *(root / folder for folder in published.folders), root.parent]
-    for form in published.forms:
-        for place in places:
+        places += [root, *([root.parent] if root.is_dir() else [])]
+    for place in places:
+        for form in published.forms:
             if form.fits(place):
                 return form, place
     get = f"`ffcil data prepare {name}` downloads it, or " if published.download else ""

@@ -2,7 +2,8 @@
 
 Sampling is bilinear between the four nearest pixels and rounded to a whole grey level, as torchvision resizes a tensor
 without antialiasing. A store made for its `ResizedCrop` has the scale of the test images already, and a training crop
-is at most a little larger than what it becomes, so that there is little to smooth.
+is at most a little larger than what it becomes, so that there is little to smooth. Small test images that are enlarged
+can be resized bicubically, as Pillow does it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from ffcil.data.ragged import Images, Located, flat_pixels, locate
 
 ATTEMPTS = 10
 """boxes drawn for an image before the largest that fits is taken, as torchvision does"""
+SMALLEST_CROP = 0.05
+"""area of a training box as a share of the image's, as published for pre-trained ViTs"""
 Finish = Callable[[Tensor], object]
 _AT_ONCE = 4  # images: what a CPU's cache holds of them
 _AT_ONCE_ON_A_GPU = 256  # bounds the memory that the pixels' positions take
@@ -33,12 +36,15 @@ class ResizedCrop:
     """side of what the network gets"""
     short_side: int = 256
     """of a test image before the middle is cut out"""
-    scale: tuple[float, float] = (0.05, 1.0)
+    scale: tuple[float, float] = (SMALLEST_CROP, 1.0)
     """area of a training box as a share of the image's, smallest and largest"""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """width of a training box over its height, smallest and largest"""
     random: bool = True
     """off: training images are cut like test images"""
+    bicubic: bool = False
+    """test images are resized bicubically, as published for pre-trained ViTs; for images of one size, since those of a
+    store of any sizes were resized so when they were decoded"""
 
     def __post_init__(self) -> None:
         if not 0 < self.size <= self.short_side:
@@ -110,12 +116,32 @@ class ResizedCrop:
 
     def test(self, store: Images, rows: Tensor, flip: Tensor | None = None, finish: Finish | None = None) -> Tensor:
         """The middle of the images `rows`: [B, 3, size, size], whole grey levels, or what `finish` makes of them."""
+        if self.bicubic and isinstance(store, Tensor):
+            return self._test_bicubic(store, rows, flip, finish)
         height, width = locate(store, rows)[:2]
         corner = torch.zeros_like(height)
         whole = torch.stack([corner, corner, height, width], 1)
         box = self.middle(torch.stack([height, width], 1))
         flip = torch.zeros_like(rows).bool() if flip is None else flip
         return resample(store, rows, box, whole, flip, self.size, finish)
+
+    def _test_bicubic(self, store: Tensor, rows: Tensor, flip: Tensor | None, finish: Finish | None) -> Tensor:
+        height, width = (self.short_side * side // min(store.shape[2:]) for side in store.shape[2:])
+        top, left = (round((side - self.size) / 2) for side in (height, width))
+        result = torch.empty(len(rows), 3, self.size, self.size, device=store.device)
+        for part in (slice(start, start + _AT_ONCE_ON_A_GPU) for start in range(0, len(rows), _AT_ONCE_ON_A_GPU)):
+            # Across, then down, with grey levels between, as Pillow does it; with antialiasing, which changes nothing
+            # where images grow, torch has the same curve as Pillow.
+            large = store[rows[part]].float()
+            for shape in ((large.shape[2], width), (height, width)):
+                large = interpolate(large, shape, mode="bicubic", antialias=True).round_().clamp_(0, 255)
+            middle = large[:, :, top : top + self.size, left : left + self.size]
+            if flip is not None:
+                middle = torch.where(flip[part, None, None, None], middle.flip(3), middle)
+            result[part] = middle
+            if finish:
+                finish(result[part])
+        return result
 
 
 def resample(
@@ -187,10 +213,16 @@ def _in_threads(sample: Callable[[slice], None], n: int) -> None:
         for part in parts:
             sample(part)
         return
+    inference = torch.is_inference_mode_enabled()  # a thread begins without it, and could not write the result
+
+    def sample_likewise(part: slice) -> None:
+        with torch.inference_mode(inference):
+            sample(part)
+
     torch.set_num_threads(1)  # of every thread that starts from here on
     try:
         with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(sample, parts))
+            list(pool.map(sample_likewise, parts))
     finally:
         torch.set_num_threads(threads)
 

@@ -20,7 +20,7 @@ from ffcil.data.image_set import ImageSet
 from ffcil.data.layouts import find_folder, list_folder
 from ffcil.data.own_images import DEFAULT_SIZE, Listing, own_augmentation
 from ffcil.data.published import PUBLISHED, download_published, find_published, list_published
-from ffcil.data.resized_crop import ResizedCrop
+from ffcil.data.resized_crop import SMALLEST_CROP, ResizedCrop
 from ffcil.data.tables import csv_file, list_csv, list_parquet, parquet_files
 from ffcil.data.torch_datasets import image_set_of
 from ffcil.errors import InputError, unknown
@@ -120,7 +120,7 @@ def dataset_of(
 
 def enlarged(augmentation: Augmentation, size: int) -> Augmentation:
     """For a ViT that wants larger images than there are: crops of random sizes brought to `size`, as published."""
-    crop = ResizedCrop(size, short_side=round(size * 256 / 224))
+    crop = ResizedCrop(size, short_side=round(size * 256 / 224), bicubic=True)
     return replace(augmentation, padding=0, brightness=0.0, crop=crop)
 
 
@@ -143,21 +143,24 @@ def _cifar100_root(root: Path | None) -> Path:
     return root.parent if root.name == "cifar-100-python" else root
 
 
-def _find_cifar100(root: Path | None) -> str | None:
-    root = _cifar100_root(root)
+def _find_cifar100(named: Path | None) -> str | None:
+    root = _cifar100_root(named)
     missing = [n for n in ("train", "test", "meta") if not (root / "cifar-100-python" / n).is_file()]
     if not missing:
         return None
+    how = "" if named is None else "leave --data out, and "
     return (
-        f"CIFAR-100 is not in {root} (no cifar-100-python/{missing[0]}): with a network the first run downloads it; "
-        "without one, unpack the authors' cifar-100-python.tar.gz and name its folder with --data."
+        f"CIFAR-100 is not in {root} (no cifar-100-python/{missing[0]}): with a network {how}the first run downloads "
+        "it; without one, unpack the authors' cifar-100-python.tar.gz and name its folder with --data."
     )
 
 
-def _load_cifar100(root: Path | None, image_size: int | None, skip_bad: bool) -> DataSet:
+def _load_cifar100(named: Path | None, image_size: int | None, skip_bad: bool) -> DataSet:
     from torchvision.datasets import CIFAR100
 
-    root, problem = _cifar100_root(root), _find_cifar100(root)
+    root, problem = _cifar100_root(named), _find_cifar100(named)
+    if problem and named is not None:  # perhaps a slip of the pen, and no place for a download
+        raise InputError(problem)
     if problem:
         try:
             CIFAR100(str(root), download=True)
@@ -183,13 +186,13 @@ def _load_cifar100(root: Path | None, image_size: int | None, skip_bad: bool) ->
 # --- images in files ------------------------------------------------------------------------------------------------
 
 
-def _listed(list_images: ListImages, image_size: int | None, usual: int) -> Load:
+def _listed(list_images: ListImages, image_size: int | None, usual: int, smallest_crop: float = SMALLEST_CROP) -> Load:
     """How images in files are loaded, whatever lists them."""
 
     def load(root: Path | None, asked: int | None, skip_bad: bool) -> DataSet:
         size = image_size or asked or usual
         train, test = list_images(root).load(size, skip_bad)
-        return DataSet(train, test, own_augmentation(size))
+        return DataSet(train, test, own_augmentation(size, smallest_crop))
 
     return load
 
@@ -217,16 +220,19 @@ def _published(name: str) -> Source:
     facts = PUBLISHED[name]
 
     def list_images(root: Path | None) -> Listing:
+        return list_published(name, root, data_folder())
+
+    def list_or_download(root: Path | None) -> Listing:
         try:
-            return list_published(name, root, data_folder())
+            return list_images(root)
         except InputError:  # it is not there, or a download broke off
             if root is not None or facts.download is None:
                 raise
         download_published(name, data_folder())
-        return list_published(name, root, data_folder())
+        return list_images(root)
 
     usual = facts.image_size or PHOTOGRAPH_SIZE
-    load = _listed(list_images, facts.image_size, usual)
+    load = _listed(list_or_download, facts.image_size, usual, facts.smallest_crop)
     find = _missing(lambda root: find_published(name, root, data_folder()))
     return Source(
         about=facts.about,

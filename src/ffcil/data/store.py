@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 from array import array
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -43,23 +44,32 @@ class Store(NamedTuple):
 
 
 def open_store(folder: Path) -> Store:
-    left_out = tuple(BadImage(*image) for image in _about(folder)["left_out"])
-    return Store(tuple(_mapped(folder, part) for part in PARTS), left_out)
+    with _telling_damage(folder):
+        left_out = tuple(BadImage(*image) for image in _about(folder)["left_out"])
+        return Store(tuple(_mapped(folder, part) for part in PARTS), left_out)
 
 
 def verify_store(folder: Path) -> None:
-    """The pixels are those that were written."""
-    for part, written in zip(PARTS, _about(folder)["sha256"], strict=True):
-        path = folder / _pixels(part)
-        if not path.is_file() or _digest(path).hexdigest() != written:
-            raise InputError(f"{path} is not what was written there: remove {folder}, and it is made again.")
+    """Every file is what was written."""
+    with _telling_damage(folder):
+        for name, written in _about(folder)["sha256"].items():
+            if _digest(folder / name).hexdigest() != written:
+                raise ValueError(f"{name} is not what was written there")
+        open_store(folder)
+
+
+@contextmanager
+def _telling_damage(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except InputError:
+        raise
+    except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError) as error:  # of any bytes
+        raise InputError(f"The store {folder} is damaged ({error}): remove it, and it is made again.") from error
 
 
 def _about(folder: Path) -> dict[str, Any]:
-    try:
-        about: dict[str, Any] = json.loads((folder / _ABOUT).read_bytes())
-    except (OSError, ValueError) as error:
-        raise InputError(f"The store {folder} is damaged ({error}): remove it, and it is made again.") from error
+    about: dict[str, Any] = json.loads((folder / _ABOUT).read_bytes())
     return about
 
 
@@ -67,11 +77,18 @@ def _pixels(part: int) -> str:
     return f"{part}.pixels"
 
 
+def _sizes(part: int) -> str:
+    return f"{part}.sizes.npy"
+
+
 def _mapped(folder: Path, part: int) -> tuple[Tensor, Tensor]:
     path = folder / _pixels(part)
     # An empty file cannot be mapped. Copy on write: torch has no tensors that may only be read.
     pixels = np.memmap(path, np.uint8, "c") if path.stat().st_size else np.empty(0, np.uint8)
-    return torch.from_numpy(pixels), torch.from_numpy(np.load(folder / f"{part}.sizes.npy"))
+    sizes = np.load(folder / _sizes(part))
+    if sizes.shape[1:] != (2,) or 3 * int(sizes.prod(1).sum()) != len(pixels):
+        raise ValueError(f"{path.name} is not as long as {_sizes(part)} says")
+    return torch.from_numpy(pixels), torch.from_numpy(sizes)
 
 
 def _digest(path: Path) -> Any:
@@ -159,12 +176,22 @@ class StoreDraft:
 
     def finish(self) -> None:
         """Close the store and write its index."""
-        for file in self._files:
-            file.flush()
-            os.fsync(file.fileno())  # the folder gets its name next, and a name says that all is there
         self.__exit__(None, None, None)
+        sums = {_pixels(part): self._digests[part].hexdigest() for part in PARTS}
         for part in PARTS:
-            np.save(self.folder / f"{part}.sizes.npy", self._shapes(part))
-        about = {"left_out": self.bad, "sha256": [digest.hexdigest() for digest in self._digests]}
+            path = self.folder / _sizes(part)
+            np.save(path, self._shapes(part))
+            sums[path.name] = _digest(path).hexdigest()
+        about = {"left_out": self.bad, "sha256": sums}
         (self.folder / _ABOUT).write_text(json.dumps(about), encoding="utf-8")
         (self.folder / _JOURNAL).unlink()
+        for path in (*self.folder.iterdir(), self.folder):
+            _sync(path)  # the folder gets its name next, and a name says that all is there
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

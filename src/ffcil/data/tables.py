@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +24,7 @@ HOW_PARQUET = "name with --data a Parquet file, or a folder of them, with column
 HOW_CSV = "name with --data a CSV file with the columns path, label and, if you like, split"
 _CLASSES = "classes.txt"
 _AT_ONCE = 64  # rows of a Parquet file in memory
+_BUFFER = 2**20  # bytes of a Parquet file read at a time: without a limit, all of a row group
 _SPLITS = ("train", "test", "validation", "valid", "val")
 
 
@@ -49,10 +52,11 @@ def list_parquet(root: Path | None) -> Listing:
     values = [value for table in tables for value in table.column("label").to_pylist()]
     folder = root if root.is_dir() else root.parent
     labels, class_names = _labels(values, _class_names(folder, tables[0].schema), root)
-    splits = [split for path, table in zip(files, tables, strict=True) for split in _splits(path, table)]
-    parts = stratified(labels, len(class_names)) if None in splits else parts_of([str(s) for s in splits], root)
+    splits = _all_splits(files, tables, root)
+    parts = stratified(labels, len(class_names)) if splits is None else parts_of(splits, root)
+    all_files = [*files, *(image for path in files for image in _named_images(path))]
     names = [f"{path} row {row + 1}" for path, table in zip(files, tables, strict=True) for row in range(len(table))]
-    return Listing(names, labels, parts, class_names, lambda: _parquet_contents(files), file_key(files))
+    return Listing(names, labels, parts, class_names, lambda: _parquet_contents(files), file_key(all_files))
 
 
 @contextmanager
@@ -62,7 +66,7 @@ def _opened(path: Path) -> Iterator[Any]:
     from pyarrow.parquet import ParquetFile
 
     try:
-        with ParquetFile(path) as file:
+        with ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False) as file:
             yield file
     except (pa.ArrowException, OSError) as error:
         reason = str(error).strip().split("\n")[0]
@@ -113,15 +117,52 @@ def _content(value: Any, folder: Path) -> Path | bytes:
     return b"" if value is None else value
 
 
-def _splits(path: Path, table: pa.Table) -> list[str | None]:
-    """Of every row: from the column, else from a file name such as train-00000-of-00002."""
+def _named_images(path: Path) -> Iterator[Path]:
+    """The files that a Parquet file names where it may lack the bytes."""
+    import pyarrow as pa
+
+    with _opened(path) as file:
+        kind = file.schema_arrow.field("image").type
+        if not pa.types.is_struct(kind) or kind.get_field_index("path") < 0:
+            return
+        for group in range(file.num_row_groups):
+            if _may_lack_bytes(file.metadata.row_group(group)):
+                for value in file.read_row_group(group, ["image.path"]).column("image").to_pylist():
+                    if value and value["path"]:
+                        yield path.parent / value["path"]
+
+
+def _may_lack_bytes(group: Any) -> bool:
+    columns = (group.column(k) for k in range(group.num_columns))
+    counts = next(column.statistics for column in columns if column.path_in_schema == "image.bytes")
+    return counts is None or not counts.has_null_count or counts.null_count > 0
+
+
+def _all_splits(files: Sequence[Path], tables: Sequence[pa.Table], root: Path) -> list[str] | None:
+    """Of every row of all files; None where no file says."""
+    splits = [_splits(path, table, root) for path, table in zip(files, tables, strict=True)]
+    if all(each is None for each in splits):
+        return None
+    for path, each in zip(files, splits, strict=True):
+        if each is None:
+            raise InputError(
+                f"{path} has no split, but other files in {root} have: give it a column split, a name such as "
+                "train-0.parquet or a place in a folder train/ or test/, or take it away."
+            )
+    return [split for each in splits if each for split in each]
+
+
+def _splits(path: Path, table: pa.Table, root: Path) -> list[str] | None:
+    """Of every row: from the column, else from a file name such as train-00000-of-00002, or a folder of such a name."""
     if "split" in table.column_names:
         splits: list[str | None] = table.column("split").to_pylist()
         if None in splits:
             raise InputError(f"{path} row {splits.index(None) + 1} has no split: fill it in, or drop the column.")
-        return splits
-    name = path.stem.split("-")[0]
-    return [name if name in _SPLITS else None] * len(table)
+        return [str(split) for split in splits]
+    folders = path.relative_to(root).parts[:-1] if root.is_dir() else ()
+    names = (re.split(r"[-_.]", path.stem)[0], *reversed(folders))
+    name = next((name for name in names if name in _SPLITS), None)
+    return None if name is None else [name] * len(table)
 
 
 def _class_names(folder: Path, schema: pa.Schema) -> tuple[str, ...] | None:
@@ -184,9 +225,10 @@ def _csv_rows(file: Path) -> list[dict[str, str]]:
             )
     wanted = [name for name in ("path", "label", "split") if name in columns]
     for number, row in enumerate(rows):
-        if lacking := [name for name in wanted if not row[name]]:
+        if lacking := [name for name in wanted if not (row[name] or "").strip()]:
             raise InputError(f"{file} has no {lacking[0]} in line {number + 2}: fill it in, or take the line out.")
-    return [{name: row[name] for name in wanted} for row in rows]
+    # a blank behind a label is nobody's intent, but a path may end in one
+    return [{name: row[name] if name == "path" else row[name].strip() for name in wanted} for row in rows]
 
 
 # --- labels of either -----------------------------------------------------------------------------------------------
@@ -197,7 +239,10 @@ def listed_classes(folder: Path) -> tuple[str, ...] | None:
     path = folder / _CLASSES
     if not path.is_file():
         return None
-    return tuple(line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip())
+    names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
+        raise InputError(f"{path} names class {twice[0]!r} more than once: take the line out that is too many.")
+    return tuple(names)
 
 
 def _labels(
@@ -205,7 +250,8 @@ def _labels(
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Position of every label among the classes, int64 [N], and the classes' names.
 
-    A label is a class's name, or its number from 0 on where the names are known. Without names the labels are them.
+    Without names the labels are them. Where the names are known, whole numbers count the classes from 0 on, and a text
+    is a class's name or else such a number.
     """
     if not values:
         raise InputError(f"{where} lists no images: add some.")
@@ -213,10 +259,11 @@ def _labels(
         raise InputError(f"{where} has no label in row {values.index(None) + 1}: fill it in, or take the row out.")
     texts = [str(value) for value in values]
     numeric = all(text.isdecimal() for text in texts)
+    numbers = class_names is not None and type(values[0]) is int
     if class_names is None:
         class_names = tuple(sorted(set(texts), key=int if numeric else None))
     position = {name: number for number, name in enumerate(class_names)}
-    if not set(texts) <= position.keys() and numeric:
+    if numbers or (numeric and not set(texts) <= position.keys()):
         position = {str(number): number for number in range(len(class_names))}
     for row, text in enumerate(texts):
         if text not in position:

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ffcil.data.decoding import middle_square, whole_frame
+from ffcil.data.decoding import as_shown, middle_square, whole_frame
 from ffcil.data.image_set import ImageSet
 from ffcil.data.own_images import DEFAULT_SIZE, LARGE, short_side_for
 from ffcil.data.ragged import Images, RaggedImages
@@ -50,7 +50,10 @@ def _frame(image: Any, size: int, row: int) -> Tensor:
         raise InputError(
             f"Item {row} of the data set has an image of type {type(image).__name__}: give PIL images or tensors."
         )
-    image = image.convert("RGB")
+    try:
+        image = as_shown(image)
+    except ValueError as error:
+        raise InputError(f"Item {row} of the data set cannot be used ({error}): give it 8 bits a colour.") from error
     scaled = middle_square(image, size) if size < LARGE else whole_frame(image, short_side_for(size))
     return torch.from_numpy(np.array(scaled))
 

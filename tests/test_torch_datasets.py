@@ -1,0 +1,62 @@
+"""Anybody's `torch.utils.data.Dataset` in place of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import TensorDataset
+from torchvision.datasets import FakeData
+
+import ffcil
+from conftest import small_config
+from ffcil.data.torch_datasets import image_set_of
+from ffcil.errors import InputError
+from ffcil.run import Run
+
+
+def test_any_torch_data_set(tmp_path: Path) -> None:
+    images = torch.randint(0, 256, (20, 3, 16, 16), dtype=torch.uint8)
+    labels = torch.arange(20) % 2
+    made = image_set_of(TensorDataset(images, labels), 16)
+    assert torch.equal(made.images, images)
+    assert made.labels.tolist() == labels.tolist()
+    assert made.class_names == ("0", "1")
+    assert torch.equal(image_set_of(TensorDataset(images / 255, labels), 16).images, images)
+    grey = image_set_of(TensorDataset(images[:, :1], labels), 16)
+    assert torch.equal(grey.images, images[:, :1].expand(-1, 3, -1, -1))
+    photographs = image_set_of(FakeData(3, (3, 150, 200), 2), 112)  # PIL images
+    assert photographs.images.sizes.tolist() == [[128, 170]] * 3
+    data = ffcil.dataset_of(TensorDataset(images, labels), TensorDataset(images[:4], labels[:4]), ["cat", "dog"], 16)
+    config = small_config(dataset="mine", method="finetune", arrivals={"sizes": [1, 1]})
+    summary = Run(config, tmp_path / "run", data=data, device="cpu", threads=1).execute()
+    assert summary["dataset"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("image", "label", "message"),
+    [
+        ("text", 0, "Item 0 of the data set has an image of type str"),
+        (torch.zeros(4, 8, 8), 0, r"is a tensor \[4, 8, 8\]: give \[1 or 3"),
+        (torch.full((3, 8, 8), -1.0), 0, r"not in \[0, 1\]: give uint8"),
+        (torch.zeros(3, 8, 8), -1, "An image has label -1, but there are 1 classes"),
+    ],
+)
+def test_torch_data_sets_that_do_not_fit(image: object, label: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        image_set_of([(image, label)], 8, ["a"])  # type: ignore[arg-type]
+
+
+def test_a_torch_data_sets_pictures_are_as_their_files_would_be(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # held sideways
+    Image.new("RGB", (200, 100)).save(tmp_path / "x.jpg", exif=exif)
+    sideways = image_set_of([(Image.open(tmp_path / "x.jpg"), 0)], 112)  # type: ignore[arg-type]
+    assert sideways.images.sizes.tolist() == [[256, 128]]  # type: ignore[union-attr]
+    deep = Image.fromarray(np.full((50, 50), 100 * 256, np.uint16))
+    assert image_set_of([(deep, 0)], 32).images.unique().tolist() == [100]  # type: ignore[arg-type, union-attr]
+    with pytest.raises(InputError, match=r"Item 0 of the data set cannot be used \(its pixels are 0.0 .. 2.0"):
+        image_set_of([(Image.fromarray(np.array([[0, 2]], np.float32)), 0)], 32)  # type: ignore[arg-type]
