@@ -21,7 +21,7 @@ from ffcil.executors.loop import run_jobs
 from ffcil.executors.mps import mps, mps_available
 from ffcil.executors.slurm import SlurmExecutor
 from ffcil.methods import METHODS, load_methods
-from ffcil.run import is_busy
+from ffcil.run_folder import is_busy
 from studies import launch, small_jobs, timeless_records, write_small_study
 
 DONE, DIED = Outcome(Ending.DONE), Outcome(Ending.DIED, "killed by SIGKILL")

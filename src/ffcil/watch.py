@@ -15,7 +15,7 @@ from rich.table import Table
 from ffcil.estimate import in_words
 from ffcil.executors.job import Job
 from ffcil.progress import accuracies
-from ffcil.run import is_busy
+from ffcil.run_folder import is_busy
 from ffcil.run_state import RunState, read_state
 
 

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from ffcil.executors.job import Ending, Job, Outcome
-from ffcil.run import is_busy
+from ffcil.run_folder import is_busy
 
 TRIES = 2
 """of a job whose worker dies"""
