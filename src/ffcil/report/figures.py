@@ -174,7 +174,7 @@ def plot_costs(costs: Sequence[Cost], *paths: Path | str) -> Path:
         axes.axvline(1, color="0.3", linewidth=0.8, linestyle=":")
         axes.set_xlabel(f"{phase.capitalize()} time, original = 1")
         _plain(axes)
-    labels = [f"{c.group.title}, {c.group.dataset}, {c.schedule}\n{c.parts}" for c in costs]
+    labels = [f"{c.group.title}, {c.schedule}, {c.group.data_label}\n{c.parts}" for c in costs]
     panels[0].set_yticks(range(len(costs)), labels, fontsize=8)
     panels[0].invert_yaxis()
     return _save(figure, paths)

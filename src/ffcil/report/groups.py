@@ -7,10 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ffcil.report.image_sets import image_sets
 from ffcil.report.records import CLASSIFIER_NAMES, RunRecord, Seeds
 
-PARTS = {"robust", "reduction", "alignment", "ha.use", "ha.surrogates", "ha.identity", "centre_weight"}
+PARTS = {"robust", "reduction", "alignment", "ha.use", "ha.identity"}
 """Fields that `Parts` names."""
+AMOUNTS = {"ha.surrogates", "centre_weight"}
+"""Fields of which `Parts` says whether they are above 0, and not how much."""
 WITHOUT_EFFECT = {"checkpoint_seconds", "evaluate_batch"}
 ELSEWHERE = {"dataset", "method", "arrivals.classes", "arrivals.steps"}
 """Fields that a group's own key says."""
@@ -28,12 +31,18 @@ class Group:
     condition: dict[str, Any]
     """The fields that tell it from the other groups of the method on these data."""
     notes: tuple[str, ...]
+    title: str
+    """of the method, with its short name where another method has the same title"""
+    images: int = 0
+    """as in `image_sets`"""
     is_main: bool = True
     """False for the other spectra and orders of a sweep: of groups that differ in nothing else the largest is main."""
 
     @property
     def dataset(self) -> str:
-        return self.runs[0].dataset
+        """`glyphs`; `folder (images 2)` where runs on data of that name had different images"""
+        name = self.runs[0].dataset
+        return f"{name} (images {self.images})" if self.images else name
 
     @property
     def classes(self) -> int:
@@ -48,10 +57,6 @@ class Group:
         """Whether classes arrived in steps of clearly different sizes: an equal split differs by one at most."""
         sizes = {size for run in self.runs for size in run.sizes}
         return max(sizes) - min(sizes) > 1
-
-    @property
-    def title(self) -> str:
-        return self.runs[0].method_name
 
     @property
     def label(self) -> str:
@@ -79,17 +84,43 @@ def condition_label(condition: dict[str, Any]) -> str:
     return ", ".join(f"{name.removeprefix('arrivals.')} {_word(value)}" for name, value in condition.items())
 
 
+Family = tuple[str, int, int, int, str]
+"""Data set, number of its images, classes, steps, method."""
+
+
 def group_runs(runs: Iterable[RunRecord]) -> list[Group]:
     """Runs that may be compared, in the order in which to show them."""
-    families: dict[tuple[str, int, int, str], list[RunRecord]] = {}
+    runs = list(runs)
+    images, names = image_sets(runs), titles(runs)
+    families: dict[Family, list[RunRecord]] = {}
     for run in runs:
-        families.setdefault((run.dataset, sum(run.sizes), len(run.sizes), run.method), []).append(run)
+        families.setdefault((run.dataset, images[run], sum(run.sizes), len(run.sizes), run.method), []).append(run)
 
-    def rank(key: tuple[str, int, int, str]) -> tuple[Any, ...]:
+    def rank(key: Family) -> tuple[Any, ...]:
         *data, method = key  # the lower bound goes first, the upper bound last
         return (*data, method != "finetune", method == "joint", method)
 
-    return [group for key in sorted(families, key=rank) for group in _split(families[key])]
+    groups = []
+    for key in sorted(families, key=rank):
+        _, number, _, _, method = key
+        groups += [replace(group, title=names[method], images=number) for group in _split(families[key])]
+    return [replace(group, notes=(*group.notes, *_images_note(group))) for group in groups]
+
+
+def titles(runs: Iterable[RunRecord]) -> dict[str, str]:
+    """Every method's title, with its short name where two of them share one: `iCaRL [mine]`."""
+    of_method = {run.method: run.method_name for run in sorted(runs, key=lambda run: run.finished)}
+    shown = list(of_method.values())
+    return {
+        method: title if shown.count(title) == 1 else f"{title} [{method}]" for method, title in of_method.items()
+    }
+
+
+def _images_note(group: Group) -> list[str]:
+    if not group.images:
+        return []
+    names = ", ".join(run.folder.name for run in group.runs)
+    return [f"{group.dataset}: not the same images as in the other runs on data of that name; here {names}."]
 
 
 def count(number: int, noun: str) -> str:
@@ -104,12 +135,14 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _conditions(run: RunRecord) -> dict[str, Any]:
+def conditions(run: RunRecord) -> dict[str, Any]:
     """The fields that have a meaning for this run, without seeds and parts."""
     parts = run.parts
 
-    def meant(name: str) -> bool:
+    def meant(name: str, value: Any) -> bool:
         if name in PARTS | WITHOUT_EFFECT | ELSEWHERE or name.endswith("seed"):
+            return False
+        if name in AMOUNTS and not value > 0:
             return False
         if name.startswith("arrivals."):
             return run.schedule == "FF"
@@ -117,11 +150,11 @@ def _conditions(run: RunRecord) -> dict[str, Any]:
             return parts.alignment == "diwa"
         return parts.ha if name.startswith("ha.") else True
 
-    return {name: value for name, value in flatten(run.config).items() if meant(name)}
+    return {name: value for name, value in flatten(run.config).items() if meant(name, value)}
 
 
 def _split(family: list[RunRecord]) -> list[Group]:
-    of_run = [(run, _conditions(run)) for run in family]
+    of_run = [(run, conditions(run)) for run in family]
     values: dict[str, set[str]] = {}
     for _, fields in of_run:
         for name, value in fields.items():
@@ -164,15 +197,8 @@ def _group(runs: list[tuple[RunRecord, dict[str, Any]]], key: dict[str, Any]) ->
                 f"{run.folder.name} repeats {first.folder.name} ({run.method_name}, {run.setting}, {run.seed_label}) "
                 "and is left out of every result."
             )
-    images: dict[int, RunRecord] = {}
-    for run in kept.values():
-        other = images.setdefault(run.seeds[0], run)
-        if None not in (run.images, other.images) and run.images != other.images:
-            notes.append(
-                f"Caution: {run.folder.name} and {other.folder.name} have the same class order and other images; "
-                "report them apart, each from a folder of its own."
-            )
-    return Group(tuple(run for run, _ in runs if run in kept.values()), key, tuple(notes))
+    mine = tuple(run for run, _ in runs if run in kept.values())
+    return Group(mine, key, tuple(notes), mine[0].method_name)
 
 
 def _within(fields: dict[str, Any], others: dict[str, Any]) -> bool:

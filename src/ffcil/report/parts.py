@@ -23,13 +23,18 @@ class Parts:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> Parts:
-        """`robust` turns on DIWA or HA, whichever the method has: only the records tell which."""
+        """`robust` turns on DIWA or HA, whichever the method has: only the records tell which.
+
+        A method that trains HA notes its loss; one with a linear head, which DIWA aligns, notes the norms of its rows.
+        """
         robust, ha = bool(config["robust"]), config.get("ha", {})
         reduction, alignment, use = config.get("reduction", "auto"), config.get("alignment", "auto"), ha.get("use")
+        noted = {name for record in records for name in record}
         if use is None:
-            use = robust and any("ha_loss" in record for record in records)
+            use = robust and "ha_loss" in noted
         if alignment == "auto":
-            alignment = "diwa" if robust and not use and ha.get("use") is None else "own"
+            has_no_head = ha.get("use") is False and "row_norms" not in noted
+            alignment = "diwa" if robust and not use and not has_no_head else "own"
         return cls(
             cwm=robust if reduction == "auto" else reduction == "class_wise_mean",
             alignment=alignment,

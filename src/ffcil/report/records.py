@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,9 @@ CLASSIFIER_NAMES = {
     "ensemble": "ensemble",
 }
 
+PHASES = ("train", "memory", "evaluate")
+"""Of a step, as its record times them; `memory` holds what follows training: alignment, HA, exemplars."""
+
 Seeds = tuple[int, int, int]
 
 
@@ -43,8 +48,8 @@ class RunRecord:
     tables: dict[str, CountTable]
     """The count table of each classifier, over the finished steps. Empty before the first step is finished."""
     finished: bool
-    images: str | None = None
-    """What tells its images, in its class order, from others; None where the folder does not say."""
+    data: dict[str, Any]
+    """What tells its images from others, its classes in their order; empty where the folder does not say."""
 
     @property
     def dataset(self) -> str:
@@ -114,7 +119,7 @@ class RunRecord:
         return str(self.environment.get("device", "an unknown device"))
 
     def seconds(self, phase: str) -> float:
-        """Of `train`, `memory` or `evaluate`, over the finished steps."""
+        """Of one of `PHASES`, over the finished steps."""
         return float(sum(record.get("seconds", {}).get(phase, 0.0) for record in self.records))
 
     @property
@@ -132,6 +137,8 @@ def load_run(folder: Path | str) -> RunRecord:
         folder / "config.json", ("dataset", "method", "robust", "class_seed", "arrival_seed", "train_seed")
     )
     arrivals = _fields(folder / "arrivals.json", ("sizes", "kind"))
+    if not isinstance(arrivals["sizes"], list) or not all(isinstance(size, int) for size in arrivals["sizes"]):
+        raise InputError(f"{folder / 'arrivals.json'} has no list of sizes; start the run again to have it written anew.")
     finished = (folder / "done").exists()
     records = _read_records(folder / "records.jsonl")
     if finished and len(records) != len(arrivals["sizes"]):
@@ -139,7 +146,7 @@ def load_run(folder: Path | str) -> RunRecord:
             f"{folder} is marked done with {len(records)} of {len(arrivals['sizes'])} steps in records.jsonl; "
             "remove its file 'done' and start the run again."
         )
-    summary, environment = folder / "summary.json", folder / "environment.json"
+    summary, environment, data = (folder / f"{name}.json" for name in ("summary", "environment", "data"))
     return RunRecord(
         folder=folder,
         config=config,
@@ -149,19 +156,37 @@ def load_run(folder: Path | str) -> RunRecord:
         environment=_fields(environment) if environment.exists() else {},
         tables=_read_tables(folder / "counts", [int(size) for size in arrivals["sizes"][: len(records)]]),
         finished=finished,
-        images=_fields(folder / "data.json").get("sample") if (folder / "data.json").exists() else None,
+        data=_fields(data) if data.exists() else {},
     )
 
 
 def load_runs(folder: Path | str) -> list[RunRecord]:
-    """Every run at or below a folder, by dataset, method, setting and seeds."""
+    """Every run at or below a folder, by dataset, method, setting and seeds; one that is damaged is an error."""
+    runs, damaged = read_runs(folder)
+    if damaged:
+        raise InputError(damaged[0])
+    return runs
+
+
+def read_runs(folder: Path | str) -> tuple[list[RunRecord], list[str]]:
+    """Every run at or below a folder that can be read, and a sentence on each that cannot."""
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"There is no folder {folder}; give the folder that holds the runs.")
-    runs = [load_run(config.parent) for config in folder.rglob("config.json") if _is_run(config.parent)]
+    runs: list[RunRecord] = []
+    damaged: list[str] = []
+    for config in sorted(folder.rglob("config.json")):
+        if _is_run(config.parent):
+            try:
+                runs.append(load_run(config.parent))
+            except InputError as error:
+                damaged.append(str(error))
     if not runs:
-        raise InputError(f"No runs in {folder}; give a folder at or above those that hold config.json.")
-    return sorted(runs, key=lambda r: (r.dataset, r.method, setting_rank(r.setting), r.seeds, str(r.folder)))
+        raise InputError(
+            damaged[0] if damaged else f"No runs in {folder}; give a folder at or above those that hold config.json."
+        )
+    runs.sort(key=lambda r: (r.dataset, r.method, setting_rank(r.setting), r.seeds, str(r.folder)))
+    return runs, damaged
 
 
 def setting_rank(setting: str) -> tuple[int, str]:
@@ -201,7 +226,7 @@ def _fields(path: Path, needed: tuple[str, ...] = ()) -> dict[str, Any]:
 def _read_records(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = path.read_bytes().split(b"\n")
     lines.pop()  # "" after the last newline, or the half of a line that a killed run was writing
     records: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
@@ -231,11 +256,15 @@ def _read_tables(folder: Path, sizes: list[int]) -> dict[str, CountTable]:
         raise InputError(f"{folder}: {error}") from None
 
 
+DAMAGED = (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, tokenize.TokenError)
+"""What numpy raises on a damaged file, by where the damage is."""
+
+
 def _read_counts(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except FileNotFoundError:
         raise InputError(f"{path} is missing though its step is recorded; remove the run and start it again.") from None
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+    except DAMAGED as error:
         raise InputError(f"{path} is damaged ({error}); remove the run and start it again.") from None

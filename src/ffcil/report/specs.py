@@ -154,7 +154,7 @@ def change_spec(rows: Sequence[Row], metric: Metric) -> Spec:
     """Bars: what free flow costs and what the components bring back, in points, with intervals over pairs of runs."""
     shown = [row for row in rows if row.scored and (row.drop(metric) or row.recovery(metric))]
     several = len({row.data_label for row in shown}) > 1
-    names = [_two_lines(r.group.title, [r.group.dataset if several else "", r.group.label]) for r in shown]
+    names = [_two_lines(r.group.title, [r.data_label if several else "", r.group.label]) for r in shown]
     traces = []
     for name, setting, of in (("free flow", "FF.org", Row.drop), ("framework", "FF.ours", Row.recovery)):
         changes = [of(row, metric) for row in shown]
@@ -249,8 +249,8 @@ def cost_spec(made: Sequence[Cost], phase: str) -> Spec:
 
 def _cost_name(cost: Cost, with_data: bool) -> str:
     schedule = {"FF": "", "Equ": ", equal steps"}.get(cost.schedule, f", {cost.schedule}")
-    data = f", {cost.group.dataset}" if with_data else ""
-    return _two_lines(f"{cost.group.title}{data}{schedule}", [cost.parts])
+    data = cost.group.data_label if with_data else ""
+    return _two_lines(f"{cost.group.title}{schedule}", [data, cost.group.label, cost.parts])
 
 
 def _whiskers(below: Sequence[float], above: Sequence[float]) -> Spec:
