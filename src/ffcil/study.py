@@ -269,8 +269,8 @@ def _labelled(made: Collection[tuple[Cell, Job]]) -> list[Job]:
     labels = [" ".join(word for word in cell.words if word not in common) for cell, _ in made]
     times = Counter(labels)
     return [
-        replace(job, label=label if times[label] == 1 else f"{label} {job.label}".strip())
-        for label, (_, job) in zip(labels, made, strict=True)
+        replace(job, label=label if times[label] == 1 else f"{label or cell.setting} {job.label}")
+        for label, (cell, job) in zip(labels, made, strict=True)
     ]
 
 

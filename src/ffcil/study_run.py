@@ -90,7 +90,7 @@ def list_runs(study: Study, jobs: Sequence[Job], out: Path, executor: Executor) 
             left += max(0.0, seconds - state.seconds)
     console = Console()
     if not console.is_terminal:
-        console.width = max(console.width, console.measure(table).maximum)
+        console.width = 10_000  # the table takes what it needs, and a file has room
     console.print(table)
     console.print(_outline(jobs, out, executor), **PLAIN)
     if left:
