@@ -62,8 +62,10 @@ def test_the_last_study_of_a_user_stops_the_service(fake_mps: Path) -> None:
         shutil.copytree(left, left.parent / "kept")
     shutil.move(left.parent / "kept", left)  # as if nobody had stopped it
     fake_mps.unlink()
-    with mps() as first, mps() as second:
-        assert first == second == killed
+    with mps() as first:
+        with mps() as second:
+            assert first == second == killed
+        assert left.exists()  # the other still uses it
     assert [line.split()[0] for line in fake_mps.read_text().splitlines()] == ["get_server_list"] * 2 + ["quit"]
     assert not left.exists()
 

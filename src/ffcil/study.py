@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -95,15 +96,15 @@ def _absolute(study: Study) -> Study:
     groups = (group.model_copy(update={"recipes": tuple(map(_recipe, group.recipes))}) for group in study.groups)
     changed = {
         "groups": tuple(groups),
-        "data": {_recipe(recipe): str(Path(place).absolute()) for recipe, place in study.data.items()},
-        "imports": tuple(str(Path(file).absolute()) for file in study.imports),
+        "data": {_recipe(recipe): os.path.abspath(place) for recipe, place in study.data.items()},
+        "imports": tuple(map(os.path.abspath, study.imports)),
     }
     return study.model_copy(update=changed)
 
 
 def _recipe(name: str) -> str:
     """A file by its whole path, a recipe of the package by its name."""
-    return str(Path(name).absolute()) if Path(name).suffix in RECIPE_FILES else name
+    return os.path.abspath(name) if Path(name).suffix in RECIPE_FILES else name
 
 
 def narrow(

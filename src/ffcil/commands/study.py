@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -65,7 +66,7 @@ def study(
     check_logs(listed(logs))
     found = load_study(recipe)
     # by whole paths, each once: a study that is continued may keep the file that is named again
-    files = dict.fromkeys((*found.imports, *(str(Path(file).absolute()) for file in imports or [])))
+    files = dict.fromkeys((*found.imports, *map(os.path.abspath, imports or [])))
     for file in files:
         load_methods(file)
     wanted = narrow(
