@@ -111,7 +111,9 @@ def titles(runs: Iterable[RunRecord]) -> dict[str, str]:
     """Every method's title, with its short name where two of them share one: `iCaRL [mine]`."""
     of_method = {run.method: run.method_name for run in sorted(runs, key=lambda run: run.finished)}
     shown = list(of_method.values())
-    return {method: title if shown.count(title) == 1 else f"{title} [{method}]" for method, title in of_method.items()}
+    return {
+        method: title if shown.count(title) == 1 else f"{title} [{method}]" for method, title in of_method.items()
+    }
 
 
 def _images_note(group: Group) -> list[str]:

@@ -138,9 +138,7 @@ def load_run(folder: Path | str) -> RunRecord:
     )
     arrivals = _fields(folder / "arrivals.json", ("sizes", "kind"))
     if not isinstance(arrivals["sizes"], list) or not all(isinstance(size, int) for size in arrivals["sizes"]):
-        raise InputError(
-            f"{folder / 'arrivals.json'} has no list of sizes; start the run again to have it written anew."
-        )
+        raise InputError(f"{folder / 'arrivals.json'} has no list of sizes; start the run again to have it written anew.")
     finished = (folder / "done").exists()
     records = _read_records(folder / "records.jsonl")
     if finished and len(records) != len(arrivals["sizes"]):
