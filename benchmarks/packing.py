@@ -53,7 +53,7 @@ def seconds(seeds: Collection[int], options: argparse.Namespace) -> float:
         jobs = jobs_of(study(seeds, options), Path(folder), device=options.device)
         start = time.perf_counter()
         if failed := run_jobs(jobs, LocalExecutor(options.device, len(jobs)), Silent()):
-            raise SystemExit(f"a run failed: {failed}")
+            raise SystemExit(f"a run failed: {next(iter(failed.values()))}")
         return time.perf_counter() - start
 
 

@@ -1,4 +1,4 @@
-"""Executors: what becomes of jobs whose workers die, are held by others, or are stopped; MPS; SLURM; Ray."""
+"""Executors: what becomes of jobs whose workers die, are held by others, or are stopped; SLURM; Ray."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +20,10 @@ from ffcil.errors import InputError
 from ffcil.executors.job import LOG, Ending, Job, Outcome, attempt
 from ffcil.executors.local import LocalExecutor
 from ffcil.executors.loop import run_jobs
-from ffcil.executors.mps import mps, mps_available
+from ffcil.executors.ray import RayExecutor
 from ffcil.executors.slurm import SlurmExecutor
 from ffcil.methods import METHODS, load_methods
-from ffcil.run import is_busy
+from ffcil.run_folder import is_busy
 from studies import launch, small_jobs, timeless_records, write_small_study
 
 DONE, DIED = Outcome(Ending.DONE), Outcome(Ending.DIED, "killed by SIGKILL")
@@ -84,11 +86,18 @@ def test_a_death_is_survived_once_and_bad_input_not_tried_again(jobs: list[Job])
     script = dict(zip(labels, [[DIED, DONE], [DIED, DIED], [wrong], [DONE]], strict=True))
     executor, heard = Scripted(2, script), Heard()
     failed = run_jobs(jobs, executor, heard, every=0)
-    assert failed == {labels[1]: "killed by SIGKILL", labels[2]: "no such data"}
+    assert failed == {jobs[1]: "killed by SIGKILL", jobs[2]: "no such data"}
     assert sorted(executor.started) == sorted([labels[0], labels[0], labels[1], labels[1], labels[2], labels[3]])
     assert executor.most == 2
     assert f"{labels[0]}: killed by SIGKILL; taken up again" in heard.said
     assert f"{labels[1]}: failed: killed by SIGKILL" in heard.said
+
+
+def test_the_deaths_of_one_job_are_not_counted_for_another(jobs: list[Job]) -> None:
+    """Whatever they are called: here both have one label, and each dies once."""
+    pair = [replace(job, label="FF.org") for job in jobs[:2]]
+    executor = Scripted(1, {"FF.org": [DIED, DIED, DONE, DONE]})
+    assert run_jobs(pair, executor, Heard(), every=0) == {}
 
 
 def test_a_job_in_other_hands_is_waited_for(jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,6 +114,18 @@ def test_a_finished_job_is_not_started(jobs: list[Job]) -> None:
     executor = Scripted(1, {jobs[1].label: [DONE]})
     run_jobs(jobs[:2], executor, Heard(), every=0)
     assert executor.started == [jobs[1].label]
+
+
+def test_where_all_is_done_no_executor_is_entered(jobs: list[Job]) -> None:
+    for job in jobs:
+        job.folder.mkdir(parents=True)
+        (job.folder / "done").touch()
+
+    class Closed(Scripted):
+        def __enter__(self) -> Scripted:
+            raise AssertionError("entered")
+
+    assert run_jobs(jobs, Closed(1, {}), Heard()) == {}
 
 
 def test_an_interrupt_stops_all_before_it_waits(jobs: list[Job]) -> None:
@@ -178,7 +199,7 @@ def test_what_a_child_says_and_does_stays_in_its_log(tmp_path: Path, colours: Pa
     METHODS.pop("noisy")  # other tests list what there is
     job = Job(job.label, job.config, job.folder, data=job.data, device="cpu", imports=(str(method),))
     failed = run_jobs([job], LocalExecutor("cpu", 1), Heard())
-    assert failed == {job.label: "ZeroDivisionError: oh"}
+    assert failed == {job: "ZeroDivisionError: oh"}
     log = (job.folder / LOG).read_text()
     assert log.count("Traceback") == 2  # tried twice
     assert "from below" in log
@@ -244,69 +265,6 @@ def test_a_stopped_study_leaves_no_process(tmp_path: Path, colours: Path) -> Non
         assert not (folder / "progress.json").exists()
 
 
-# --- MPS ----------------------------------------------------------------------------------------------------------
-
-FAKE = """#!/bin/sh
-# stands in for NVIDIA's: -d starts the service, commands on standard input go to the one in the pipe's folder
-place="${CUDA_MPS_PIPE_DIRECTORY:-$HOME/default}"
-if [ "$1" = -d ]; then touch "$place/control"; echo "start $place" >> "$HOME/calls"; exit 0; fi
-read command
-[ -e "$place/control" ] || exit 1
-echo "$command $place" >> "$HOME/calls"
-if [ "$command" = quit ]; then rm "$place/control"; fi
-"""
-
-
-@pytest.fixture
-def fake_mps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with two GPUs and MPS, as far as an executor can tell. Gives the file of calls."""
-    (tmp_path / "bin").mkdir()
-    control = tmp_path / "bin" / "nvidia-cuda-mps-control"
-    control.write_text(FAKE)
-    control.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    return tmp_path / "calls"
-
-
-def test_mps_is_started_and_stopped(fake_mps: Path) -> None:
-    executor = LocalExecutor()
-    assert executor.slots == 16
-    with executor:
-        place = executor.environment["CUDA_MPS_PIPE_DIRECTORY"]
-        assert fake_mps.read_text() == f"start {place}\n"
-    assert fake_mps.read_text().splitlines() == [f"start {place}", f"quit {place}"]
-    assert not Path(place).exists()
-
-
-def test_mps_is_stopped_also_after_a_failure(fake_mps: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), mps():
-        raise KeyboardInterrupt
-    assert fake_mps.read_text().splitlines()[-1].startswith("quit ")
-
-
-def test_a_service_that_runs_already_is_left_alone(fake_mps: Path) -> None:
-    (fake_mps.parent / "default").mkdir()
-    (fake_mps.parent / "default" / "control").touch()
-    with mps() as environment:
-        assert environment == {}
-    assert [line.split()[0] for line in fake_mps.read_text().splitlines()] == ["get_server_list"]
-
-
-def test_how_many_at_a_time(fake_mps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert LocalExecutor("cuda:1").slots == 8
-    assert LocalExecutor(per_gpu=3).slots == 6
-    assert not LocalExecutor(jobs=2).share  # a GPU each: nothing to share
-    assert LocalExecutor("cpu").slots == len(os.sched_getaffinity(0))
-    with pytest.raises(InputError, match="Device 'cuda:2' is not there: choose one of cpu, cuda:0, cuda:1"):
-        LocalExecutor("cuda:2")
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert not mps_available()
-    assert LocalExecutor().slots == 2
-
-
 # --- SLURM --------------------------------------------------------------------------------------------------------
 
 
@@ -343,6 +301,22 @@ def one_setting(method: str = "icarl") -> list[dict[str, Any]]:
 
 
 # --- Ray ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_share_of_a_gpu_needs_gpus() -> None:
+    pytest.importorskip("ray")
+
+    def share(device: str | None, per_gpu: int | None, **resources: float) -> float:
+        executor = RayExecutor(device, None, per_gpu, None)
+        executor.ray = SimpleNamespace(cluster_resources=lambda: resources)
+        return executor._share()
+
+    assert share(None, None, CPU=2) == share("cpu", None, GPU=1) == 0
+    assert share(None, None, GPU=1) == 1
+    assert share("cuda", 4, GPU=1) == 0.25
+    for device, resources in ((None, {"CPU": 2.0}), ("cpu", {"GPU": 1.0})):
+        with pytest.raises(InputError, match="--per-gpu has no meaning on CPUs"):
+            share(device, 4, **resources)
 
 
 @pytest.fixture

@@ -34,7 +34,8 @@ LAYERS = [
     ["methods.*"],  # a method may build on another
     ["methods"],
     ["progress"],
-    ["run", "loggers"],
+    ["run_folder", "loggers"],
+    ["run"],
     ["report.parts", "report.statistics"],
     ["report.records"],
     ["report.image_sets", "report.curves", "report.class_sizes"],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,11 +20,12 @@ import pytest
 
 from conftest import small_config, write_colours
 from ffcil.config import RunConfig
-from ffcil.errors import InputError
+from ffcil.errors import BusyError, InputError
 from ffcil.methods import METHODS
 from ffcil.progress import Listener
 from ffcil.report import load_run
 from ffcil.run import Run
+from ffcil.run_folder import is_busy, locked
 
 TIMING = ("seconds", "images_per_second")
 
@@ -294,6 +297,18 @@ def test_two_processes_do_not_share_a_folder(tmp_path: Path, colours: Path) -> N
                 Run(config(), tmp_path, data=colours, device="cpu", threads=1).execute()
 
     Run(config(), tmp_path, data=colours, device="cpu", threads=1, listener=Second()).execute()
+
+
+def test_asking_whether_a_folder_is_busy_does_not_make_it_so(tmp_path: Path) -> None:
+    """A process that asks holds the lock, shared, for a moment; one that runs holds it to its end."""
+    with (tmp_path / ".lock").open("w") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        threading.Timer(0.1, fcntl.flock, (asking, fcntl.LOCK_UN)).start()
+        with locked(tmp_path):
+            assert is_busy(tmp_path)
+            with pytest.raises(BusyError, match="Another process is running"), locked(tmp_path):
+                pass
+    assert not is_busy(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,29 +1,26 @@
-"""Studies: what a grid resolves to, what the command line changes of it, and that it lists and runs."""
+"""Studies: what a grid resolves to, what the command line changes of it, and what is written of it."""
 
 from __future__ import annotations
 
-import json
-import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
 from ffcil.cli import app
+from ffcil.commands.options import stoppable
 from ffcil.errors import InputError
-from ffcil.estimate import Earlier, in_words
 from ffcil.executors.job import Job
 from ffcil.executors.local import LocalExecutor
-from ffcil.report.records import load_run
+from ffcil.recipe import load_recipe
 from ffcil.run import build_arrivals
-from ffcil.run_state import RunState, read_state
-from ffcil.study import Study, jobs_of, load_study, missing_data, narrow, study_names, write_study
-from ffcil.study_run import carry_out, list_runs
-from ffcil.watch import Watch
-from studies import SETTINGS, write_small_study
+from ffcil.study import jobs_of, load_study, missing_data, narrow, study_names, write_study
+from ffcil.study_run import carry_out
 
 PAPER = ["table-main", "table-ablation", "figure-alpha", "figure-order", "figure-overhead"]
 
@@ -136,6 +133,33 @@ def test_fields_go_below_the_settings() -> None:
         jobs("table-main", assignments=["train.bach=1"])
 
 
+def test_a_budget_and_a_number_a_class_are_one_field(tmp_path: Path) -> None:
+    """A study that varies the one would drop the other without a word; one that only sets it gives way."""
+    content = load_study("demo").model_dump(mode="json")
+    (tmp_path / "set.yaml").write_text(yaml.safe_dump({**content, "set": {"memory": {"budget": 100}}}))
+    for job in jobs(str(tmp_path / "set.yaml"), assignments=["memory.per_class=20"]):
+        assert (job.config.memory.budget, job.config.memory.per_class) == (None, 20)
+    content["groups"][0]["vary"] = {"memory.budget": [100, 500]}
+    (tmp_path / "varied.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(InputError, match=r"The study sets memory\.budget itself: drop --set memory\.per_class="):
+        jobs(str(tmp_path / "varied.yaml"), assignments=["memory.per_class=20"])
+
+
+def test_runs_that_are_called_the_same_are_told_apart(tmp_path: Path) -> None:
+    """One name for two settings: nothing that varies is left to call them by but the hash in their folders' names."""
+    content = load_study("demo").model_dump(mode="json")
+    (group,) = content["groups"]
+    settings = [{"FF.org": {"arrivals": {"kind": "free-flow", "alpha": alpha}}} for alpha in (1.0, 0.2)]
+    content |= {"seeds": [0], "groups": [{**group, "settings": setting} for setting in settings]}
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump(content))
+    two = jobs(str(tmp_path / "two.yaml"))
+    assert [job.label for job in two] == [f"FF.org {job.config.identity()}" for job in two]
+    content["groups"].append({**group, "settings": {"Equ.T": {"arrivals": {"kind": "equal"}}}})
+    (tmp_path / "three.yaml").write_text(yaml.safe_dump(content))
+    three = jobs(str(tmp_path / "three.yaml"))
+    assert [job.label for job in three] == [*(job.label for job in two), "Equ.T"]
+
+
 def test_a_study_that_grows_finds_its_runs_again() -> None:
     small = {job.folder for job in jobs("table-main", datasets=["glyphs"], methods=["icarl"], seeds=[0])}
     large = {job.folder for job in jobs("table-main", datasets=["glyphs"], seeds=[0, 1])}
@@ -148,6 +172,15 @@ def test_each_recipe_has_its_own_data() -> None:
     assert places["cars-mos-FF.org"] == "/images/cars"
     assert places["imagenet-a-mos-FF.org"] == "/images/a"
     assert places["imagenet100-der-FF.org"] == "/images/rest"
+
+
+def test_other_images_of_ones_own_are_other_runs(tmp_path: Path) -> None:
+    def folders(place: str, *assignments: str) -> set[Path]:
+        return {job.folder for job in jobs("demo", assignments=assignments, data=[str(tmp_path / place)])}
+
+    assert not folders("a", "dataset=folder") & folders("b", "dataset=folder")
+    assert folders("a", "dataset=folder") == folders("a/../a", "dataset=folder")
+    assert folders("a") == folders("b")  # a published data set is the same wherever it is
 
 
 def test_missing_data_are_told_by_recipe(tmp_path: Path) -> None:
@@ -167,6 +200,38 @@ def test_the_resolved_study_is_the_same_study(tmp_path: Path) -> None:
     write_study(study, tmp_path)
     again = load_study(str(tmp_path / "study.yaml"))
     assert [job.folder for job in jobs_of(again, tmp_path)] == [job.folder for job in jobs_of(study, tmp_path)]
+
+
+def test_a_study_is_continued_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recipe, images and methods of one's own, all named from the folder where it was begun."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(yaml.safe_dump(load_recipe("glyphs")))
+    begun = narrow(load_study("demo"), datasets=["mine.yaml"], data=["mine.yaml=images"], imports=["mine.py"])
+    write_study(begun, Path("out"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    again = load_study("../out/study.yaml")
+    assert again == begun
+    for job in jobs_of(again, Path("../out")):
+        assert job.recipe == str(tmp_path / "mine.yaml")
+        assert job.data == tmp_path / "images"
+        assert job.imports == (str(tmp_path / "mine.py"),)
+
+
+def test_a_study_of_fewer_runs_leaves_the_larger_ones_file(tmp_path: Path) -> None:
+    def write(seeds: list[int], **changes: Any) -> tuple[int, ...]:
+        write_study(narrow(load_study("demo"), seeds=seeds, **changes), tmp_path)
+        return load_study(str(tmp_path / "study.yaml")).seeds
+
+    assert write([0, 1]) == (0, 1)
+    assert write([0]) == (0, 1)
+    assert write([1], methods=["icarl"]) == (0, 1)
+    assert write([0, 1, 2]) == (0, 1, 2)
+    assert write([0], assignments=["train.batch=8"]) == (0,)  # other runs
+    assert write([0, 1], assignments=["train.batch=8"], data=["x"]) == (0, 1)
+    assert write([0], assignments=["train.batch=8"], data=["y"]) == (0,)
+    (tmp_path / "study.yaml").write_text("seeds: [")
+    assert write([0]) == (0,)
 
 
 @pytest.mark.parametrize(
@@ -199,6 +264,8 @@ def test_names_of_studies() -> None:
     [
         (["--executor", "cloud"], "Unknown executor"),
         (["--jobs", "many"], "Cannot read --jobs 'many'"),
+        (["--jobs", "²"], "Cannot read --jobs '²'"),
+        (["--per-gpu", "4"], "--per-gpu has no meaning on a CPU"),
         (["--seeds", "a"], "Cannot read --seeds 'a'"),
         (["--seeds", "0"], "Cannot read --seeds '0'"),
         (["--log", "tensorbord"], "Unknown log 'tensorbord': did you mean 'tensorboard'?"),
@@ -213,135 +280,21 @@ def test_options_with_a_mistake(arguments: list[str], message: str) -> None:
     assert message in str(done.exception)
 
 
+def test_a_lost_terminal_stops_a_command_unless_it_is_to_go_on() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    with pytest.raises(typer.Exit) as stopped, stoppable():
+        signal.raise_signal(signal.SIGHUP)
+    assert stopped.value.exit_code == 130
+    assert signal.getsignal(signal.SIGHUP) is before
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what nohup does
+    try:
+        with stoppable():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_study_of_times_goes_one_by_one() -> None:
     command = ["study", "figure-overhead", "--dataset", "glyphs", "--dry-run", "--device", "cpu"]
     assert "1 at a time" in CliRunner().invoke(app, command).output
     assert "measures time" in str(CliRunner().invoke(app, [*command, "--jobs", "2"]).exception)
-
-
-# --- runs that were made -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, colours: Path) -> tuple[Study, list[Job], Path]:
-    """A study of three settings and two seeds, carried out."""
-    folder = tmp_path_factory.mktemp("study")
-    groups = [{"recipes": ["glyphs"], "methods": ["icarl"], "settings": SETTINGS}]
-    study = load_study(str(write_small_study(folder / "small.yaml", colours, groups=groups, seeds=[0, 1])))
-    made = jobs_of(study, folder / "out", device="cpu")
-    assert carry_out(study, made, folder / "out", LocalExecutor("cpu", 2), Console(quiet=True)) == {}
-    return study, made, folder / "out"
-
-
-def test_every_cell_is_filled(finished: tuple[Study, list[Job], Path]) -> None:
-    _, made, out = finished
-    assert len(made) == 6
-    assert sorted(path.name for path in (out / "runs").iterdir()) == sorted(job.folder.name for job in made)
-    for job in made:
-        run = load_run(job.folder)
-        assert run.finished
-        assert job.label == f"{run.setting} {run.seed_label}"
-        assert run.environment["threads"] == 1
-        assert run.environment["command"].startswith(f"ffcil run {job.folder}/config.json --out")
-
-
-def test_carried_out_again_it_touches_nothing(finished: tuple[Study, list[Job], Path]) -> None:
-    study, made, out = finished
-
-    def stamps() -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in (out / "runs").rglob("*")}
-
-    before = stamps()
-    assert carry_out(study, made, out, LocalExecutor("cpu", 2), Console(quiet=True)) == {}
-    assert stamps() == before
-
-
-def test_the_list_tells_time_from_earlier_records(
-    finished: tuple[Study, list[Job], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    study, made, out = finished
-    monkeypatch.chdir(tmp_path)
-    seconds = [json.loads((job.folder / "summary.json").read_text())["seconds"] for job in made]
-    earlier = Earlier([out], on_gpu=False)
-    config = made[0].config.model_dump(mode="json")
-    assert earlier.of(config) == pytest.approx(sum(seconds) / 6)
-    assert earlier.of({**config, "method": "der"}) is None
-    assert Earlier([out], on_gpu=True).of(config) is None
-    assert [in_words(s) for s in (0.2, 99, 120, 7200)] == ["0 s", "99 s", "2 min", "2.0 h"]
-
-    list_runs(study, made, out, LocalExecutor("cpu", 2))
-    listed = capsys.readouterr().out
-    assert listed.count(" done") == 6
-    assert "6 runs in" in listed
-    assert "0 of them to run" in listed
-    more = narrow(study, seeds=[0, 9], methods=["icarl", "replay"])
-    list_runs(more, jobs_of(more, out, device="cpu"), out, LocalExecutor("cpu", 2))
-    listed = capsys.readouterr().out
-    assert "9 of them to run, 2 at a time" in listed
-    assert "one after another" in listed
-    assert "no earlier records to tell the time of 6 runs by: replay on glyphs" in listed
-
-
-def test_the_table_and_the_lines_come_from_the_runs_files(
-    finished: tuple[Study, list[Job], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, made, _ = finished
-    job = made[0]
-    copy = Job(job.label, job.config, tmp_path / "run", device="cpu")
-    plain = Watch(Console(), [copy])
-    assert read_state(copy.folder) == RunState()
-    shutil.copytree(job.folder, copy.folder)
-    (copy.folder / "done").unlink()
-    lines = (copy.folder / "records.jsonl").read_text().splitlines(keepends=True)
-    (copy.folder / "records.jsonl").write_text("".join(lines[:2]) + lines[2][:20])  # the third is being written
-    now = {"step": 3, "epochs": 4, "epoch": 1, "images_per_second": 1234.0, "seconds": 10.0}
-    (copy.folder / "progress.json").write_text(json.dumps(now))
-    state = read_state(copy.folder)
-    assert state.share == pytest.approx((2 + 2 + 2 * 0.25) / 6)
-    recorded = sum(sum(json.loads(line)["seconds"].values()) for line in lines[:2])
-    assert state.seconds == pytest.approx(recorded + 10)
-    assert state.total_seconds == pytest.approx(state.seconds / state.share)
-
-    plain.look([])
-    printed = capsys.readouterr().out.splitlines()
-    assert [line.split(", linear")[0] for line in printed] == [
-        f"{job.label}: step 1/3, 2 classes",
-        f"{job.label}: step 2/3, 4 classes",
-    ]
-    with Watch(Console(force_terminal=True, width=120, height=20), [copy]) as watch:
-        watch.look([copy])
-    shown = capsys.readouterr().out
-    assert "0 of 1 runs done" in shown
-    assert "2/3" in shown
-    assert "1,234" in shown
-
-
-@pytest.mark.parametrize(("runs", "room"), [(3, 10), (50, 10), (50, 3)])
-def test_of_many_runs_those_at_work_are_shown(runs: int, room: int, tmp_path: Path) -> None:
-    config = load_study("demo") and jobs("demo", seeds=[0])[0].config
-    made = [Job(f"run {k}", config, tmp_path / str(k)) for k in range(runs)]
-    watch = Watch(Console(quiet=True), made)
-    watch.running = {"run 2", "run 1"}
-    shown = watch._most_telling(room)
-    assert len(shown) == min(runs, room)
-    assert watch.running <= set(shown)
-
-
-def test_the_whole_command(colours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that cannot be made is told with its reason, the others are made, and the exit status says so."""
-    monkeypatch.chdir(tmp_path)
-    study = write_small_study(tmp_path / "mine.yaml", colours, epochs=1)
-    content = yaml.safe_load(study.read_text())
-    content["groups"][0]["settings"]["broken"] = {
-        "arrivals": {"kind": "free-flow", "classes": 99, "largest": 50},
-        "robust": False,
-    }
-    study.write_text(yaml.safe_dump(content))
-    done = CliRunner().invoke(app, ["study", "mine.yaml", "--device", "cpu", "--jobs", "2"])
-    assert done.exit_code == 1, done.output
-    assert "2 of 3 runs done in studies/mine/runs" in done.output
-    assert "failed: broken: arrivals.classes is 99, but the data set has 6" in done.output.replace("\n", " ")
-    assert (tmp_path / "studies/mine/study.yaml").exists()

@@ -29,7 +29,7 @@ def run_demo(method: str, seeds: int, out: Path, assignments: Sequence[str], job
         markup=False,
     )
     if failed := carry_out(study, runs, out, LocalExecutor("cpu", jobs), console):
-        label, why = next(iter(failed.items()))
-        raise InputError(f"{label}: {why}")
+        job, why = next(iter(failed.items()))
+        raise InputError(f"{job.label}: {why}")
     page = show_results(runs, out, f"ffcil demo: {find_method(method).title} under free flow", console)
     console.print(f"Open {page}  ({time.perf_counter() - start:.0f} s)", **PLAIN)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel
+
+from ffcil.config import RunConfig
 
 ALIKE = ("dataset", "method", "backbone", "image_size", "memory", "train", "options")
 """what a run's time depends on, besides its number of classes and steps"""
@@ -25,23 +28,30 @@ class Earlier:
     def __init__(self, places: Iterable[Path], on_gpu: bool) -> None:
         self.seconds: dict[str, list[float]] = defaultdict(list)
         for folder in sorted({done.resolve().parent for place in places for done in place.rglob("done")}):
-            config, summary = _read(folder / "config.json"), _read(folder / "summary.json")
-            device = _read(folder / "environment.json").get("device", "")
-            if config and summary and device.startswith("CPU") != on_gpu:
-                self.seconds[_kind(config)].append(summary["seconds"])
+            try:
+                config = RunConfig.model_validate_json((folder / "config.json").read_bytes())
+                seconds = _Summary.model_validate_json((folder / "summary.json").read_bytes()).seconds
+                device = _Environment.model_validate_json((folder / "environment.json").read_bytes()).device
+            except (OSError, ValueError):
+                continue  # damaged, or of another version: it tells nothing about time
+            if device.startswith("CPU") != on_gpu:
+                self.seconds[_kind(config)].append(seconds)
 
-    def of(self, config: Mapping[str, Any]) -> float | None:
+    def of(self, config: RunConfig) -> float | None:
         """The mean of runs like this one; None where there are none."""
         found = self.seconds.get(_kind(config))
         return sum(found) / len(found) if found else None
 
 
-def _kind(config: Mapping[str, Any]) -> str:
-    arrivals = config["arrivals"]
-    size: Sequence[Any] = (arrivals.get("classes"), arrivals.get("steps"), arrivals.get("sizes"), arrivals.get("trace"))
-    return json.dumps([*(config.get(field) for field in ALIKE), size], sort_keys=True)
+class _Summary(BaseModel):
+    seconds: float
 
 
-def _read(path: Path) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
-    return value
+class _Environment(BaseModel):
+    device: str
+
+
+def _kind(config: RunConfig) -> str:
+    fields = config.model_dump(mode="json")
+    size = [fields["arrivals"].get(name) for name in ("classes", "steps", "sizes", "trace")]
+    return json.dumps([*(fields[name] for name in ALIKE), size], sort_keys=True)

@@ -13,6 +13,8 @@ from pydantic import BaseModel
 from ffcil.config import ARRIVALS, RunConfig, Settings, validate
 from ffcil.errors import InputError, unknown
 
+RECIPE_FILES = (".yaml", ".yml", ".json")
+"""JSON is YAML: a run's config.json is a recipe"""
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a study reads a recipe for each of its runs
 
 
@@ -25,7 +27,7 @@ def recipe_names() -> list[str]:
 def load_recipe(name: str) -> dict[str, Any]:
     """A recipe of the package by name, or any YAML file by path."""
     path = Path(name)
-    if path.suffix in (".yaml", ".yml", ".json"):  # JSON is YAML: a run's config.json is a recipe
+    if path.suffix in RECIPE_FILES:
         if not path.is_file():
             raise InputError(
                 f"There is no recipe file {name!r}: name an existing file or one of: {', '.join(recipe_names())}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,23 +43,31 @@ class RunState:
 
 
 def read_state(folder: Path) -> RunState:
-    """Files are read while others write them: half a line, or a file that has just gone, is not there yet."""
-    schedule = _json(folder / "arrivals.json")
-    if schedule is None:
-        return RunState()
-    records = folder / "records.jsonl"
-    lines = records.read_text(encoding="utf-8").split("\n")[:-1] if records.exists() else []
+    """Files are read while others write them: half a line, or a file that has just gone, is not there yet. A damaged
+    one is not there either: the run itself, and the report, say what is wrong with it."""
+    done = (folder / "done").exists()
+    sizes = (_parsed(_content(folder / "arrivals.json")) or {}).get("sizes")
+    if not sizes:
+        return RunState(done=done)
+    records = map(_parsed, _content(folder / "records.jsonl").split(b"\n")[:-1])
     return RunState(
-        sizes=tuple(schedule["sizes"]),
-        records=tuple(json.loads(line) for line in lines),
-        now=_json(folder / "progress.json"),
-        done=(folder / "done").exists(),
+        sizes=tuple(sizes),
+        records=tuple(itertools.takewhile(lambda record: record is not None, records)),  # type: ignore[arg-type]
+        now=_parsed(_content(folder / "progress.json")),
+        done=done,
     )
 
 
-def _json(path: Path) -> dict[str, Any] | None:
+def _content(path: Path) -> bytes:
     try:
-        value: dict[str, Any] = json.loads(path.read_bytes())
+        return path.read_bytes()
     except FileNotFoundError:
+        return b""
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
         return None
-    return value
+    return value if isinstance(value, dict) else None

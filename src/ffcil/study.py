@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,16 @@ from ffcil.data.sources import SOURCES
 from ffcil.errors import InputError, unknown
 from ffcil.executors.job import Job
 from ffcil.methods.learner import complete, find_method
-from ffcil.recipe import check_names, merge, parse_assignments, read_yaml, recipe_names, resolve
+from ffcil.recipe import RECIPE_FILES, check_names, lay, parse_assignments, read_yaml, recipe_names, resolve
+from ffcil.run_folder import identity
 
 SEEDS = ("class_seed", "arrival_seed", "train_seed")
+MOVES = {
+    "arrivals.sizes": "arrivals.kind",
+    "arrivals.trace": "arrivals.kind",
+    "memory.per_class": "memory.budget",
+}
+"""fields by another one that setting them moves too"""
 Fields = dict[str, Any]
 
 
@@ -52,6 +61,8 @@ class Study(Settings):
     """by recipe, the file or folder of its data set; under the name `all` that of the others"""
     alone: bool = False
     """the runs measure time: they are made one after another"""
+    imports: tuple[str, ...] = ()
+    """Python files that register methods of one's own"""
 
 
 def study_names() -> list[str]:
@@ -77,7 +88,23 @@ def load_study(name: str) -> Study:
     for group in content.get("groups") or []:
         if isinstance(group, Mapping):
             check_names(group, Group, "groups.")
-    return validate(Study, content)
+    return _absolute(validate(Study, content))
+
+
+def _absolute(study: Study) -> Study:
+    """Files by their whole paths: the study is the same from whatever folder it is continued."""
+    groups = (group.model_copy(update={"recipes": tuple(map(_recipe, group.recipes))}) for group in study.groups)
+    changed = {
+        "groups": tuple(groups),
+        "data": {_recipe(recipe): os.path.abspath(place) for recipe, place in study.data.items()},
+        "imports": tuple(map(os.path.abspath, study.imports)),
+    }
+    return study.model_copy(update=changed)
+
+
+def _recipe(name: str) -> str:
+    """A file by its whole path, a recipe of the package by its name."""
+    return os.path.abspath(name) if Path(name).suffix in RECIPE_FILES else name
 
 
 def narrow(
@@ -88,6 +115,7 @@ def narrow(
     seeds: Sequence[int] = (),
     assignments: Sequence[str] = (),
     data: Sequence[str] = (),
+    imports: Sequence[str] = (),
     called: str = "study",
 ) -> Study:
     """The study with what the command line changes.
@@ -96,21 +124,24 @@ def narrow(
     of every group's. `methods` keeps those that are named; one that no group has joins the groups of its kind (on a
     pre-trained backbone or not), or all where no group is of its kind.
     """
-    changed: dict[str, Any] = {"groups": _narrow_datasets(study, _narrow_methods(study, methods), datasets)}
+    groups = _narrow_datasets(study, _narrow_methods(study, methods), [_recipe(name) for name in datasets])
+    changed: dict[str, Any] = {"groups": groups}
     if seeds:
         changed["seeds"] = tuple(dict.fromkeys(seeds))
     over = parse_assignments(assignments)
     for field in _dotted(over):
         if owner := _set_by(study, field):
             raise InputError(f"The {called} sets {owner} itself: drop --set {field}=..., or write a study of your own.")
-    changed["set"] = merge(study.set, over)
-    changed["data"] = {**study.data, **dict(_named_data(entry) for entry in data)}
-    return study.model_copy(update=changed)
+    changed["set"] = lay(study.set, over)
+    recipes = {*recipe_names(), *(recipe for group in groups for recipe in group.recipes)}
+    changed["data"] = {**study.data, **dict(_named_data(entry, recipes) for entry in data)}
+    changed["imports"] = tuple(dict.fromkeys((*study.imports, *imports)))
+    return _absolute(study.model_copy(update=changed))
 
 
-def _named_data(entry: str) -> tuple[str, str]:
+def _named_data(entry: str, recipes: AbstractSet[str]) -> tuple[str, str]:
     recipe, equals, place = entry.partition("=")
-    return (recipe, place) if equals and recipe in recipe_names() else ("all", entry)
+    return (_recipe(recipe), place) if equals and _recipe(recipe) in recipes else ("all", entry)
 
 
 def _narrow_datasets(study: Study, groups: Sequence[Group], names: Sequence[str]) -> tuple[Group, ...]:
@@ -154,11 +185,10 @@ def _dotted(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 def _set_by(study: Study, field: str) -> str | None:
     """The field that the study itself sets and that setting `field` would move."""
-    field = {"arrivals.sizes": "arrivals.kind", "arrivals.trace": "arrivals.kind"}.get(field, field)
     own = {"method", *SEEDS}
     for group in study.groups:
         own |= {*group.vary, *(name for fields in group.settings.values() for name in _dotted(fields))}
-    return field if field in own else None
+    return next((name for name in sorted(own) if MOVES.get(name, name) == MOVES.get(field, field)), None)
 
 
 # --- the runs -----------------------------------------------------------------------------------------------------
@@ -182,9 +212,10 @@ class Cell:
         varied = tuple(f"{field.rpartition('.')[2]}={value}" for field, value in self.varied)
         return (Path(self.recipe).stem, self.method, self.setting, *varied, f"seed {self.seed}")
 
-    def folder(self, config: RunConfig) -> str:
+    @property
+    def name(self) -> str:
         """All words, whether they vary or not: a study that grows finds its earlier runs again."""
-        return f"{re.sub(r'[^A-Za-z0-9.+-]+', '_', '-'.join(self.words))}-{config.identity()}"
+        return re.sub(r"[^A-Za-z0-9.+-]+", "_", "-".join(self.words))
 
     def config(self, over: Mapping[str, Any]) -> RunConfig:
         seeds = dict.fromkeys(SEEDS, self.seed)
@@ -212,29 +243,35 @@ def cells(study: Study) -> Iterator[Cell]:
             yield Cell(recipe, method, setting, fields, values, seed)
 
 
-def jobs_of(
-    study: Study, out: Path, *, device: str | None = None, imports: Sequence[str] = (), logs: Sequence[str] = ()
-) -> list[Job]:
+def jobs_of(study: Study, out: Path, *, device: str | None = None, logs: Sequence[str] = ()) -> list[Job]:
     """The runs of a study as jobs in `out/runs`, each once, every name checked."""
-    by_folder: dict[str, tuple[Cell, RunConfig]] = {}
+    by_folder: dict[str, tuple[Cell, Job]] = {}
     for cell in cells(study):
-        config = cell.config(study.set)
-        by_folder.setdefault(cell.folder(config), (cell, config))
-    if not by_folder:
-        raise InputError("Nothing is left of the study: no group has both the data set and a method that were named.")
-    common = set.intersection(*(set(cell.words) for cell, _ in by_folder.values())) if len(by_folder) > 1 else set()
-    return [
-        Job(
-            label=" ".join(word for word in cell.words if word not in common),
+        config, data = cell.config(study.set), _place(study, cell.recipe)
+        job = Job(
+            label=identity(config, data),
             config=config,
-            folder=out / "runs" / folder,
+            folder=out / "runs" / f"{cell.name}-{identity(config, data)}",
             recipe=cell.recipe,
-            data=_place(study, cell.recipe),
+            data=data,
             device=device,
-            imports=tuple(imports),
+            imports=study.imports,
             logs=tuple(logs),
         )
-        for folder, (cell, config) in by_folder.items()
+        by_folder.setdefault(job.folder.name, (cell, job))
+    if not by_folder:
+        raise InputError("Nothing is left of the study: no group has both the data set and a method that were named.")
+    return _labelled(by_folder.values())
+
+
+def _labelled(made: Collection[tuple[Cell, Job]]) -> list[Job]:
+    """By the words in which they differ; where these are the same, or none, by the hash in the folder's name too."""
+    common = set.intersection(*(set(cell.words) for cell, _ in made)) if len(made) > 1 else set()
+    labels = [" ".join(word for word in cell.words if word not in common) for cell, _ in made]
+    times = Counter(labels)
+    return [
+        replace(job, label=label if times[label] == 1 else f"{label or cell.setting} {job.label}")
+        for label, (cell, job) in zip(labels, made, strict=True)
     ]
 
 
@@ -250,7 +287,25 @@ def missing_data(jobs: Iterable[Job]) -> list[str]:
 
 
 def write_study(study: Study, out: Path) -> None:
-    """The resolved study, as `out/study.yaml`: `ffcil study out/study.yaml` continues it."""
+    """The resolved study, as `out/study.yaml`: `ffcil study out/study.yaml` continues it. One that is there and has all
+    of this study's runs, and more, is left."""
     out.mkdir(parents=True, exist_ok=True)
+    path = out / "study.yaml"
+    if path.exists() and _holds(path, study):
+        return
     text = yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
-    write_whole(out / "study.yaml", text.encode())
+    write_whole(path, text.encode())
+
+
+def _holds(path: Path, study: Study) -> bool:
+    """Whether the study in a file has every run of this one."""
+    try:
+        there = load_study(str(path))
+    except InputError:  # damaged, or of another version: it can go
+        return False
+    theirs, ours = list(cells(there)), list(cells(study))
+    return (
+        there.set == study.set
+        and {*study.imports} <= {*there.imports}
+        and all(cell in theirs and _place(there, cell.recipe) == _place(study, cell.recipe) for cell in ours)
+    )

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from ffcil.data.sources import load_dataset
 from ffcil.errors import InputError
@@ -21,7 +22,7 @@ from ffcil.executors.loop import Executor, run_jobs
 from ffcil.report.contents import Contents
 from ffcil.report.folder import write_report
 from ffcil.report.page import write_page
-from ffcil.report.records import load_run, load_runs
+from ffcil.report.records import load_run, read_runs
 from ffcil.report.tables import compare, terminal
 from ffcil.run_state import read_state
 from ffcil.study import Study, missing_data, write_study
@@ -70,14 +71,15 @@ def list_runs(study: Study, jobs: Sequence[Job], out: Path, executor: Executor) 
     """What the study would do, and how long that may take by the records of earlier runs."""
     device = jobs[0].device or ("cuda" if torch.cuda.is_available() else "cpu")
     earlier = Earlier([out, Path("runs"), Path("studies")], on_gpu=device != "cpu")
-    table = Table("run", "folder", "state", "time", title=study.title, caption=study.about, box=None)
+    folder = Column("folder", overflow="fold")  # whole, whatever the room
+    table = Table("run", folder, "state", "time", title=Text(study.title), caption=Text(study.about), box=None)
     left, unknown = 0.0, list[str]()
     for job in jobs:
         state = read_state(job.folder)
-        seconds = earlier.of(job.config.model_dump(mode="json"))
+        seconds = earlier.of(job.config)
         begun = f"{len(state.records)} of {len(state.sizes)} steps" if state.sizes else "to run"
         table.add_row(
-            job.label,
+            Text(job.label),
             job.folder.name,
             "done" if state.done else begun,
             "" if state.done else in_words(seconds) if seconds else "?",
@@ -86,7 +88,9 @@ def list_runs(study: Study, jobs: Sequence[Job], out: Path, executor: Executor) 
             unknown.append(f"{job.config.method} on {job.recipe}")
         elif seconds is not None and not state.done:
             left += max(0.0, seconds - state.seconds)
-    console = Console(soft_wrap=True)
+    console = Console()
+    if not console.is_terminal:
+        console.width = 10_000  # the table takes what it needs, and a file has room
     console.print(table)
     console.print(_outline(jobs, out, executor), **PLAIN)
     if left:
@@ -105,22 +109,22 @@ def _outline(jobs: Sequence[Job], out: Path, executor: Executor) -> str:
     return f"{len(jobs)} runs in {out}/runs, {to_run} of them to run{how}"
 
 
-def run_study(study: Study, jobs: Sequence[Job], out: Path, executor: Executor) -> dict[str, str]:
-    """Carry out what is missing, then show the table and write the page. Returns why runs failed, by label."""
+def run_study(study: Study, jobs: Sequence[Job], out: Path, executor: Executor) -> bool:
+    """Carry out what is missing, then show the table and write the page. Returns whether every run is there."""
     start, console = time.perf_counter(), Console()
     console.print(f"{study.title}\n{_outline(jobs, out, executor)}", **PLAIN)
     failed = carry_out(study, jobs, out, executor, console)
     done = sum(job.done for job in jobs)
-    if done:
-        _write_report(out, study.title, console)
+    damaged = _write_report(out, study.title, console) if done else []
     console.print(f"{done} of {len(jobs)} runs done in {out}/runs  ({in_words(time.perf_counter() - start)})", **PLAIN)
-    by_label = {job.label: job for job in jobs}
-    for label, why in failed.items():
-        console.print(f"failed: {label}: {why} ({by_label[label].folder / LOG})", **PLAIN)
-    return failed
+    for job, why in failed.items():
+        console.print(f"failed: {job.label}: {why} ({job.folder / LOG})", **PLAIN)
+    for why in damaged:
+        console.print(f"left out of the table: {why}", **PLAIN)
+    return not failed and not damaged
 
 
-def carry_out(study: Study, jobs: Sequence[Job], out: Path, executor: Executor, console: Console) -> dict[str, str]:
+def carry_out(study: Study, jobs: Sequence[Job], out: Path, executor: Executor, console: Console) -> dict[Job, str]:
     """Run the jobs that are not done, in view of the console."""
     if isinstance(executor, LocalExecutor):
         _prepare_data([job for job in jobs if not job.done])
@@ -139,13 +143,15 @@ def _prepare_data(jobs: Sequence[Job]) -> None:
             raise InputError(f"{recipe}: {error}") from error
 
 
-def _write_report(out: Path, title: str, console: Console) -> None:
-    """What `ffcil report` makes of the study's folder."""
-    contents = Contents.of(load_runs(out / "runs"))
+def _write_report(out: Path, title: str, console: Console) -> list[str]:
+    """What `ffcil report` makes of the study's folder. Returns what is wrong with runs that cannot be read."""
+    runs, damaged = read_runs(out / "runs")
+    contents = Contents.of(runs)
     if contents.rows:
         console.print(terminal(contents.rows))
     write_report(contents, out / "report", title, shlex.join(["ffcil", "report", str(out), "--title", title]))
     console.print(f"Open {(out / 'report' / 'report.html').resolve().as_uri()}", **PLAIN)
+    return damaged
 
 
 def show_results(jobs: Sequence[Job], out: Path, title: str, console: Console) -> str:

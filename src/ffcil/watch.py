@@ -11,11 +11,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from ffcil.estimate import in_words
 from ffcil.executors.job import Job
 from ffcil.progress import accuracies
-from ffcil.run import is_busy
+from ffcil.run_folder import is_busy
 from ffcil.run_state import RunState, read_state
 
 
@@ -26,9 +27,8 @@ class Watch:
 
     def __init__(self, console: Console, jobs: Sequence[Job]) -> None:
         self.console, self.jobs = console, jobs
-        self.states = {job.label: read_state(job.folder) for job in jobs}
-        self.folders = {job.label: job.folder for job in jobs}
-        self.running: set[str] = set()
+        self.states = {job: read_state(job.folder) for job in jobs}
+        self.running: set[Job] = set()
         self.last = 0.0
         self.live = Live(console=console, auto_refresh=False) if console.is_terminal else None
 
@@ -50,11 +50,11 @@ class Watch:
         if running and time.monotonic() - self.last < self.every:
             return
         self.last = time.monotonic()
-        self.running = {job.label for job in running}
+        self.running = set(running)
         for job in self.jobs:
-            before = self.states[job.label]
+            before = self.states[job]
             if not before.done:
-                self.states[job.label] = now = read_state(job.folder)
+                self.states[job] = now = read_state(job.folder)
                 if not self.live:
                     self._tell_steps(job.label, before, now)
         if self.live:
@@ -73,41 +73,40 @@ class Watch:
         )
         room = max(3, self.console.height - 5)
         shown = self._most_telling(room)
-        for label in shown:
-            table.add_row(*self._row(label))
+        for job in shown:
+            table.add_row(*self._row(job))
         if hidden := len(self.jobs) - len(shown):
             table.caption = f"and {hidden} more"
         return table
 
-    def _most_telling(self, room: int) -> list[str]:
+    def _most_telling(self, room: int) -> Sequence[Job]:
         """All runs where they fit, else those at work, then the newest finished ones, then those to come."""
-        labels = [job.label for job in self.jobs]
-        if len(labels) <= room:
-            return labels
-        at_work = [label for label in labels if label in self.running]
-        done = [label for label in labels if self.states[label].done]
-        to_come = [label for label in labels if label not in self.running and not self.states[label].done]
+        if len(self.jobs) <= room:
+            return self.jobs
+        at_work = [job for job in self.jobs if job in self.running]
+        done = [job for job in self.jobs if self.states[job].done]
+        to_come = [job for job in self.jobs if job not in self.running and not self.states[job].done]
         chosen = {*at_work[:room], *to_come[: max(0, room - len(at_work)) // 2]}
-        for label in [*reversed(done), *to_come]:
+        for job in [*reversed(done), *to_come]:
             if len(chosen) < room:
-                chosen.add(label)
-        return [label for label in labels if label in chosen]
+                chosen.add(job)
+        return [job for job in self.jobs if job in chosen]
 
-    def _row(self, label: str) -> tuple[str | ProgressBar, ...]:
-        state = self.states[label]
+    def _row(self, job: Job) -> tuple[str | Text | ProgressBar, ...]:
+        state = self.states[job]
         record = state.records[-1] if state.records else None
         speed = state.now["images_per_second"] if state.now else record["images_per_second"] if record else None
         total = state.total_seconds
         if state.done:
             left = f"done in {in_words(state.seconds)}"
-        elif label in self.running:
+        elif job in self.running:
             left = in_words(total - state.seconds) if total else "begins"
-        elif state.now and is_busy(self.folders[label]):
+        elif state.now and is_busy(job.folder):
             left = "in other hands"
         else:
             left = "broken off" if state.records else "to come"
         return (
-            label,
+            Text(job.label),
             ProgressBar(total=1.0, completed=state.share, width=20),
             f"{len(state.records)}/{len(state.sizes)}" if state.sizes else "",
             accuracies(record) if record else "",
@@ -123,5 +122,5 @@ class Watch:
             return ""
         mean = sum(known) / len(known)
         left = sum((s.total_seconds or mean) - s.seconds for s in self.states.values() if not s.done)
-        at_work = sum(bool(self.states[label].sizes) for label in self.running)
+        at_work = sum(bool(self.states[job].sizes) for job in self.running)
         return f", about {in_words(left / max(1, at_work))} left"

@@ -48,12 +48,16 @@ def print_table(table: Any) -> None:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Ctrl-C, or being told to end, ends a command with a sentence and status 130."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Ctrl-C, being told to end, or losing the terminal ends a command with a sentence and status 130."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # nohup wants it to go on
+            signal.signal(number, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
         print("ffcil: stopped; the same command continues from here.", file=sys.stderr)
         raise typer.Exit(130) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -63,19 +64,22 @@ def study(
     from ffcil.study_run import default_out, list_runs, make_executor, run_study
 
     check_logs(listed(logs))
-    for file in imports or []:
+    found = load_study(recipe)
+    # by whole paths, each once: a study that is continued may keep the file that is named again
+    files = dict.fromkeys((*found.imports, *map(os.path.abspath, imports or [])))
+    for file in files:
         load_methods(file)
     wanted = narrow(
-        load_study(recipe),
+        found,
         datasets=listed(dataset),
         methods=listed(methods),
         seeds=chosen_seeds,
         assignments=assignments or [],
         data=data or [],
+        imports=list(files),
     )
     out = out or default_out(recipe, listed(dataset))
-    files = [str(Path(file).resolve()) for file in imports or []]
-    runs = jobs_of(wanted, out, device=device, imports=files, logs=listed(logs))
+    runs = jobs_of(wanted, out, device=device, logs=listed(logs))
     if wanted.alone and at_a_time not in (None, 1):
         raise InputError("This study measures time, and its runs are made one after another: leave --jobs out.")
     made = make_executor(
@@ -85,15 +89,15 @@ def study(
         list_runs(wanted, runs, out, made)
         return
     with stoppable():
-        failed = run_study(wanted, runs, out, made)
-    if failed:
+        whole = run_study(wanted, runs, out, made)
+    if not whole:
         raise typer.Exit(1)
 
 
 def _jobs(text: str) -> int | None:
     if text == "auto":
         return None
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise InputError(f"Cannot read --jobs {text!r}: give a number of runs at a time, or auto.")
     return int(text)
 
@@ -103,7 +107,7 @@ def _seeds(text: str | None) -> list[int]:
     if text is None:
         return []
     try:
-        if text.isdigit():
+        if text.isdecimal():
             seeds = list(range(int(text)))
         elif "-" in text:
             first, last = (int(part) for part in text.split("-"))
@@ -123,5 +127,5 @@ def _pairs(texts: list[str] | None) -> dict[str, str | int]:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise InputError(f"Cannot read --slurm {text!r}: write it as key=value, for example timeout_min=600.")
-        pairs[key] = int(value) if value.isdigit() else value
+        pairs[key] = int(value) if value.isdecimal() else value
     return pairs

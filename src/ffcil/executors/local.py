@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -18,12 +19,11 @@ import torch
 
 from ffcil.errors import InputError
 from ffcil.executors.job import LOG, Ending, Job, Outcome, attempt
-from ffcil.executors.mps import mps, mps_available
+from ffcil.executors.loop import PATIENCE
+from ffcil.executors.mps import MpsError, in_use, mps, mps_available
 
 PER_GPU = 8
 """runs that share a GPU under MPS unless told otherwise: where throughput levelled off on an H200"""
-PATIENCE = 30.0
-"""seconds for a run to stop when told to"""
 
 
 def cores() -> int:
@@ -44,9 +44,11 @@ class LocalExecutor:
 
     def __init__(self, device: str | None = None, jobs: int | None = None, per_gpu: int | None = None) -> None:
         self.devices = devices(device)
+        self.jobs, self.per_gpu = jobs, per_gpu
         on_gpu = self.devices != ["cpu"]
-        per_gpu = per_gpu or (PER_GPU if mps_available() else 1)
-        self.slots = jobs or (len(self.devices) * per_gpu if on_gpu else cores())
+        if per_gpu and not on_gpu:
+            raise InputError("--per-gpu has no meaning on a CPU: say with --jobs how many runs to make at a time.")
+        self.slots = self._slots(PER_GPU if mps_available() else 1) if on_gpu else jobs or cores()
         self.share = on_gpu and self.slots > len(self.devices) and mps_available()
         self.environment: dict[str, str] = {}
         self.load = Counter[str]()
@@ -55,9 +57,17 @@ class LocalExecutor:
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(["ffcil.executors.job"])
 
+    def _slots(self, usual: int) -> int:
+        """What was asked for, or the usual number on each GPU."""
+        return self.jobs or len(self.devices) * (self.per_gpu or usual)
+
     def __enter__(self) -> Self:
         if self.share:
-            self.environment = self.stack.enter_context(mps())
+            try:
+                self.environment = self.stack.enter_context(mps())
+            except MpsError as error:
+                self.slots = self._slots(1)
+                print(f"ffcil: MPS does not start ({error}): {self.slots} run(s) at a time.", file=sys.stderr)
         return self
 
     def __exit__(
@@ -115,6 +125,7 @@ def _work(job: Job, environment: Mapping[str, str], result: Connection) -> None:
         for stream in (1, 2):
             os.dup2(log.fileno(), stream)
     try:
-        result.send(attempt(job))
+        with in_use(environment):
+            result.send(attempt(job))
     except KeyboardInterrupt:
         print("ffcil: stopped", flush=True)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from ffcil.executors.job import Ending, Job, Outcome
-from ffcil.run import is_busy
+from ffcil.run_folder import is_busy
 
 TRIES = 2
 """of a job whose worker dies"""
 BUSY_SECONDS = 2.0
 """until a run that another process holds is looked at again"""
+PATIENCE = 30.0
+"""seconds for a run to stop when told to"""
 
 
 class Attempt(Protocol):
@@ -73,15 +75,16 @@ class _Queue:
         return None
 
 
-def run_jobs(jobs: Sequence[Job], executor: Executor, watch: Watcher, every: float = 0.2) -> dict[str, str]:
-    """Carry out every job that is not done. Returns why jobs failed, by label; the others are done.
+def run_jobs(jobs: Sequence[Job], executor: Executor, watch: Watcher, every: float = 0.2) -> dict[Job, str]:
+    """Carry out every job that is not done. Returns why jobs failed; the others are done.
 
     A worker that dies gets its job again, once: the run goes on where it was. A job that another process is running is
     waited for, and taken over if that one dies. Ctrl-C stops the workers, and is raised again when they have stopped.
     """
     queue, running = _Queue(jobs), dict[Job, Attempt]()
-    tries, failed = Counter[str](), dict[str, str]()
-    with executor:
+    deaths, failed = Counter[Job](), dict[Job, str]()
+    # where nothing is to be done, no service and no cluster is started for it
+    with nullcontext() if all(job.done for job in jobs) else executor:
         try:
             while queue.waiting or running:
                 while (executor.slots is None or len(running) < executor.slots) and (job := queue.take()):
@@ -92,15 +95,15 @@ def run_jobs(jobs: Sequence[Job], executor: Executor, watch: Watcher, every: flo
                     if (outcome := attempt.outcome()) is None:
                         continue
                     del running[job]
-                    tries[job.label] += outcome.ending is Ending.DIED
+                    deaths[job] += outcome.ending is Ending.DIED
                     if outcome.ending is Ending.BUSY:
                         queue.put(job, BUSY_SECONDS)
-                    elif outcome.ending is Ending.DIED and tries[job.label] < TRIES:
+                    elif outcome.ending is Ending.DIED and deaths[job] < TRIES:
                         watch.say(f"{job.label}: {outcome.why}; taken up again")
                         queue.put(job)
                     elif outcome.ending is not Ending.DONE:
                         watch.say(f"{job.label}: failed: {outcome.why}")
-                        failed[job.label] = outcome.why
+                        failed[job] = outcome.why
             watch.look(())
         except BaseException:
             for attempt in running.values():

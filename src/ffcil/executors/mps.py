@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
 
 CONTROL = "nvidia-cuda-mps-control"
+PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+
+
+class MpsError(Exception):
+    """The service does not start."""
 
 
 def mps_available() -> bool:
@@ -18,28 +26,76 @@ def mps_available() -> bool:
 
 @contextmanager
 def mps() -> Iterator[dict[str, str]]:
-    """The environment under which processes share GPUs through MPS, started here and stopped afterwards.
+    """The environment under which processes share GPUs through MPS.
 
-    A service that runs already is used and left running.
+    A service of another's that runs already is used and left running. Otherwise there is one for all studies of a user
+    on a machine, also for one that is taken up after it was killed: the first starts it, the last stops it.
     """
-    if _answers(os.environ):
+    if _tell("get_server_list", os.environ):
         yield {}
         return
-    with tempfile.TemporaryDirectory(prefix="ffcil-mps-") as folder:  # a short path: there are sockets in it
-        own = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        environment = {**os.environ, **own}
-        subprocess.run([CONTROL, "-d"], env=environment, check=True, capture_output=True, timeout=60)
+    place = Path(tempfile.gettempdir()) / f"ffcil-mps-{os.getuid()}"  # a short path: there are sockets in it
+    place.mkdir(mode=0o700, exist_ok=True)
+    if place.stat().st_uid != os.getuid():
+        raise MpsError(f"{place} belongs to somebody else")
+    pipes = place / "pipes"
+    own = {PIPES: str(pipes), "CUDA_MPS_LOG_DIRECTORY": str(pipes)}
+    with _held(place) as users:
         try:
+            pipes.mkdir(exist_ok=True)
+            _start({**os.environ, **own})
             yield own
         finally:
-            _tell("quit", environment)
+            if _alone(users):
+                _tell("quit", {**os.environ, **own})
+                shutil.rmtree(pipes, ignore_errors=True)
 
 
-def _tell(command: str, environment: os._Environ[str] | dict[str, str]) -> int:
-    return subprocess.run(
-        [CONTROL], input=command + "\n", text=True, env=environment, check=False, capture_output=True, timeout=60
-    ).returncode
+@contextmanager
+def in_use(environment: Mapping[str, str]) -> Iterator[None]:
+    """For a run under `mps()`, which may outlive its study: while it lasts, no other study stops the service."""
+    if PIPES not in environment:
+        yield
+        return
+    with _held(Path(environment[PIPES]).parent):
+        yield
 
 
-def _answers(environment: os._Environ[str] | dict[str, str]) -> bool:
-    return _tell("get_server_list", environment) == 0
+@contextmanager
+def _held(place: Path) -> Iterator[TextIO]:
+    """A lock that all users of the service share; it goes with the process, however that ends."""
+    with (place / "users").open("a") as users:
+        fcntl.flock(users, fcntl.LOCK_SH)
+        yield users
+
+
+def _alone(users: TextIO) -> bool:
+    """Whether nobody else holds the lock; nobody can take it from then on, until it is let go."""
+    try:
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _start(environment: Mapping[str, str]) -> None:
+    if _tell("get_server_list", environment):
+        return
+    try:
+        subprocess.run([CONTROL, "-d"], env=environment, check=True, capture_output=True, text=True, timeout=60)
+    except subprocess.CalledProcessError as error:
+        if not _tell("get_server_list", environment):  # another study may have started it just now
+            raise MpsError((error.stderr or error.stdout).strip() or f"status {error.returncode}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise MpsError(str(error)) from error
+
+
+def _tell(command: str, environment: Mapping[str, str]) -> bool:
+    """Whether a service took the command."""
+    try:
+        told = subprocess.run(
+            [CONTROL], input=command + "\n", text=True, env=environment, check=False, capture_output=True, timeout=60
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return told.returncode == 0

@@ -12,11 +12,10 @@ from typing import Any, Self
 
 from ffcil.errors import InputError
 from ffcil.executors.job import Ending, Job, Outcome, attempt
+from ffcil.executors.loop import PATIENCE
 
 DEATHS = 3
 """of workers or nodes that a run survives: it is then taken up elsewhere"""
-PATIENCE = 30.0
-"""seconds for a run to stop when told to"""
 
 
 class RayExecutor:
@@ -28,7 +27,7 @@ class RayExecutor:
         except ImportError as error:
             raise InputError("--executor ray needs the package ray: pip install 'ffcil[ray]'.") from error
         self.ray: Any = ray
-        self.address, self.device, self.per_gpu = address, device, per_gpu or 1
+        self.address, self.device, self.per_gpu = address, device, per_gpu
         self.slots = jobs
         self.task: Any = None
 
@@ -55,7 +54,11 @@ class RayExecutor:
             raise InputError(
                 "Device 'cuda' is not in the Ray cluster: run with --device cpu, or add a node with a GPU."
             )
-        return 1 / self.per_gpu if gpus and self.device != "cpu" else 0
+        if not gpus or self.device == "cpu":
+            if self.per_gpu:
+                raise InputError("--per-gpu has no meaning on CPUs: leave it out.")
+            return 0
+        return 1 / (self.per_gpu or 1)
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None

@@ -1,0 +1,119 @@
+"""MPS: who starts it, who stops it, and what becomes of a study where it does not start."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ffcil.errors import InputError
+from ffcil.executors.local import LocalExecutor
+from ffcil.executors.mps import in_use, mps, mps_available
+
+FAKE = """#!/bin/sh
+# stands in for NVIDIA's: -d starts the service, commands on standard input go to the one in the pipe's folder
+place="${CUDA_MPS_PIPE_DIRECTORY:-$HOME/default}"
+if [ "$1" = -d ] && [ -n "$BROKEN" ]; then echo "no device" >&2; exit 1; fi
+if [ "$1" = -d ]; then touch "$place/control"; echo "start $place" >> "$HOME/calls"; exit 0; fi
+read command
+[ -e "$place/control" ] || exit 1
+echo "$command $place" >> "$HOME/calls"
+if [ "$command" = quit ]; then rm "$place/control"; fi
+"""
+
+
+@pytest.fixture
+def fake_mps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with two GPUs and MPS, as far as an executor can tell. Gives the file of calls."""
+    (tmp_path / "bin").mkdir()
+    control = tmp_path / "bin" / "nvidia-cuda-mps-control"
+    control.write_text(FAKE)
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path / "calls"
+
+
+def test_mps_is_started_and_stopped(fake_mps: Path) -> None:
+    executor = LocalExecutor()
+    assert executor.slots == 16
+    with executor:
+        place = executor.environment["CUDA_MPS_PIPE_DIRECTORY"]
+        assert fake_mps.read_text() == f"start {place}\n"
+    assert fake_mps.read_text().splitlines() == [f"start {place}", f"quit {place}"]
+    assert not Path(place).exists()
+
+
+def test_mps_is_stopped_also_after_a_failure(fake_mps: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), mps():
+        raise KeyboardInterrupt
+    assert fake_mps.read_text().splitlines()[-1].startswith("quit ")
+
+
+def test_the_last_study_of_a_user_stops_the_service(fake_mps: Path) -> None:
+    """Also one whose study was killed: it is found by its place, not started a second time."""
+    with mps() as killed:
+        left = Path(killed["CUDA_MPS_PIPE_DIRECTORY"])
+        shutil.copytree(left, left.parent / "kept")
+    shutil.move(left.parent / "kept", left)  # as if nobody had stopped it
+    fake_mps.unlink()
+    with mps() as first:
+        with mps() as second:
+            assert first == second == killed
+        assert left.exists()  # the other still uses it
+    assert [line.split()[0] for line in fake_mps.read_text().splitlines()] == ["get_server_list"] * 2 + ["quit"]
+    assert not left.exists()
+
+
+def test_the_service_is_not_stopped_under_a_run_that_outlives_its_study(fake_mps: Path) -> None:
+    with mps() as environment:
+        run = in_use(environment)
+        run.__enter__()
+    assert "quit" not in fake_mps.read_text()
+    run.__exit__(None, None, None)
+    with mps():
+        pass
+    assert fake_mps.read_text().count("start") == fake_mps.read_text().count("quit") == 1
+
+
+@pytest.mark.parametrize(("asked", "slots"), [({}, 2), ({"per_gpu": 3}, 6), ({"jobs": 5}, 5)], ids=str)
+def test_where_mps_does_not_start_a_gpu_has_one_run_unless_told_otherwise(
+    fake_mps: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    asked: dict[str, int],
+    slots: int,
+) -> None:
+    monkeypatch.setenv("BROKEN", "yes")
+    with LocalExecutor(**asked) as executor:
+        assert executor.slots == slots
+        assert executor.environment == {}
+    said = f"ffcil: MPS does not start (no device): {slots} run(s) at a time.\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_service_that_runs_already_is_left_alone(fake_mps: Path) -> None:
+    (fake_mps.parent / "default").mkdir()
+    (fake_mps.parent / "default" / "control").touch()
+    with mps() as environment:
+        assert environment == {}
+    assert [line.split()[0] for line in fake_mps.read_text().splitlines()] == ["get_server_list"]
+
+
+def test_how_many_at_a_time(fake_mps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert LocalExecutor("cuda:1").slots == 8
+    assert LocalExecutor(per_gpu=3).slots == 6
+    assert not LocalExecutor(jobs=2).share  # a GPU each: nothing to share
+    with pytest.raises(InputError, match="--per-gpu has no meaning on a CPU: say with --jobs"):
+        LocalExecutor("cpu", per_gpu=4)
+    assert LocalExecutor("cpu").slots == len(os.sched_getaffinity(0))
+    with pytest.raises(InputError, match="Device 'cuda:2' is not there: choose one of cpu, cuda:0, cuda:1"):
+        LocalExecutor("cuda:2")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert not mps_available()
+    assert LocalExecutor().slots == 2

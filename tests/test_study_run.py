@@ -1,0 +1,203 @@
+"""Studies carried out: what is listed before, shown meanwhile and told at the end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+from typer.testing import CliRunner
+
+from ffcil.cli import app
+from ffcil.estimate import Earlier, in_words
+from ffcil.executors.job import Job
+from ffcil.executors.local import LocalExecutor
+from ffcil.report.records import load_run
+from ffcil.run_state import RunState, read_state
+from ffcil.study import Study, jobs_of, load_study, narrow
+from ffcil.study_run import carry_out, list_runs, run_study
+from ffcil.watch import Watch
+from studies import SETTINGS, write_small_study
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, colours: Path) -> tuple[Study, list[Job], Path]:
+    """A study of three settings and two seeds, carried out."""
+    folder = tmp_path_factory.mktemp("study")
+    groups = [{"recipes": ["glyphs"], "methods": ["icarl"], "settings": SETTINGS}]
+    study = load_study(str(write_small_study(folder / "small.yaml", colours, groups=groups, seeds=[0, 1])))
+    made = jobs_of(study, folder / "out", device="cpu")
+    assert carry_out(study, made, folder / "out", LocalExecutor("cpu", 2), Console(quiet=True)) == {}
+    return study, made, folder / "out"
+
+
+def test_every_cell_is_filled(finished: tuple[Study, list[Job], Path]) -> None:
+    _, made, out = finished
+    assert len(made) == 6
+    assert sorted(path.name for path in (out / "runs").iterdir()) == sorted(job.folder.name for job in made)
+    for job in made:
+        run = load_run(job.folder)
+        assert run.finished
+        assert job.label == f"{run.setting} {run.seed_label}"
+        assert run.environment["threads"] == 1
+        assert run.environment["command"].startswith(f"ffcil run {job.folder}/config.json --out")
+
+
+def test_carried_out_again_it_touches_nothing(finished: tuple[Study, list[Job], Path]) -> None:
+    study, made, out = finished
+
+    def stamps() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in (out / "runs").rglob("*")}
+
+    before = stamps()
+    assert carry_out(study, made, out, LocalExecutor("cpu", 2), Console(quiet=True)) == {}
+    assert stamps() == before
+
+
+def test_the_list_tells_time_from_earlier_records(
+    finished: tuple[Study, list[Job], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    study, made, out = finished
+    monkeypatch.chdir(tmp_path)
+    seconds = [json.loads((job.folder / "summary.json").read_text())["seconds"] for job in made]
+    earlier = Earlier([out], on_gpu=False)
+    config = made[0].config
+    assert earlier.of(config) == pytest.approx(sum(seconds) / 6)
+    assert earlier.of(config.model_copy(update={"method": "der"})) is None
+    assert Earlier([out], on_gpu=True).of(config) is None
+    assert [in_words(s) for s in (0.2, 99, 120, 7200)] == ["0 s", "99 s", "2 min", "2.0 h"]
+
+    list_runs(study, made, out, LocalExecutor("cpu", 2))
+    listed = capsys.readouterr().out
+    assert listed.count(" done") == 6
+    assert "6 runs in" in listed
+    assert "0 of them to run" in listed
+    more = narrow(study, seeds=[0, 9], methods=["icarl", "replay"])
+    list_runs(more, jobs_of(more, out, device="cpu"), out, LocalExecutor("cpu", 2))
+    listed = capsys.readouterr().out
+    assert "9 of them to run, 2 at a time" in listed
+    assert "one after another" in listed
+    assert "no earlier records to tell the time of 6 runs by: replay on glyphs" in listed
+
+
+def test_damaged_neighbours_tell_no_time(finished: tuple[Study, list[Job], Path], tmp_path: Path) -> None:
+    _, made, _ = finished
+    damages = {"half": '{"dataset": ', "strange": '{"arrivals": [1]}', "empty": ""}
+    for name, content in damages.items():
+        shutil.copytree(made[0].folder, tmp_path / name)
+        (tmp_path / name / "config.json").write_text(content)
+    for name in ("summary.json", "environment.json"):
+        shutil.copytree(made[0].folder, tmp_path / name)
+        (tmp_path / name / name).unlink()
+    assert Earlier([tmp_path], on_gpu=False).of(made[0].config) is None
+
+
+@pytest.mark.parametrize("name", ["arrivals.json", "records.jsonl", "progress.json"])
+@pytest.mark.parametrize("content", ["{", "[]\n", ""])
+def test_a_damaged_run_is_shown_as_far_as_it_can_be_read(
+    finished: tuple[Study, list[Job], Path], tmp_path: Path, name: str, content: str
+) -> None:
+    _, made, _ = finished
+    shutil.copytree(made[0].folder, tmp_path / "run")
+    (tmp_path / "run" / name).write_text(content)
+    state = read_state(tmp_path / "run")
+    assert (state.done, state.share, state.now) == (True, 1.0, None)
+    assert len(state.records) == (3 if name == "progress.json" else 0)
+
+
+def test_names_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Brackets are not markup, and a folder's name is whole where there is no terminal."""
+    study = load_study("demo").model_copy(update={"title": "Odd [/] title", "about": "[bold]plain[/bold]"})
+    long = "a-very-long-name-" * 12
+    made = [Job("FF [ours]", jobs_of(study, tmp_path)[0].config, tmp_path / "runs" / long)]
+    list_runs(study, made, tmp_path, LocalExecutor("cpu", 1))
+    listed = capsys.readouterr().out
+    for text in ("Odd [/] title", "[bold]plain[/bold]", "FF [ours]", long):
+        assert text in listed
+    with Watch(Console(force_terminal=True, width=120, height=20), made) as watch:
+        watch.look(made)
+    assert "FF [ours]" in capsys.readouterr().out
+
+
+def test_the_table_and_the_lines_come_from_the_runs_files(
+    finished: tuple[Study, list[Job], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, made, _ = finished
+    job = made[0]
+    copy = Job(job.label, job.config, tmp_path / "run", device="cpu")
+    plain = Watch(Console(), [copy])
+    assert read_state(copy.folder) == RunState()
+    shutil.copytree(job.folder, copy.folder)
+    (copy.folder / "done").unlink()
+    lines = (copy.folder / "records.jsonl").read_text().splitlines(keepends=True)
+    (copy.folder / "records.jsonl").write_text("".join(lines[:2]) + lines[2][:20])  # the third is being written
+    now = {"step": 3, "epochs": 4, "epoch": 1, "images_per_second": 1234.0, "seconds": 10.0}
+    (copy.folder / "progress.json").write_text(json.dumps(now))
+    state = read_state(copy.folder)
+    assert state.share == pytest.approx((2 + 2 + 2 * 0.25) / 6)
+    recorded = sum(sum(json.loads(line)["seconds"].values()) for line in lines[:2])
+    assert state.seconds == pytest.approx(recorded + 10)
+    assert state.total_seconds == pytest.approx(state.seconds / state.share)
+
+    plain.look([])
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split(", linear")[0] for line in printed] == [
+        f"{job.label}: step 1/3, 2 classes",
+        f"{job.label}: step 2/3, 4 classes",
+    ]
+    with Watch(Console(force_terminal=True, width=120, height=20), [copy]) as watch:
+        watch.look([copy])
+    shown = capsys.readouterr().out
+    assert "0 of 1 runs done" in shown
+    assert "2/3" in shown
+    assert "1,234" in shown
+
+
+@pytest.mark.parametrize(("runs", "room"), [(3, 10), (50, 10), (50, 3)])
+def test_of_many_runs_those_at_work_are_shown(runs: int, room: int, tmp_path: Path) -> None:
+    config = jobs_of(load_study("demo"), tmp_path)[0].config
+    made = [Job(f"run {k}", config, tmp_path / str(k)) for k in range(runs)]
+    watch = Watch(Console(quiet=True), made)
+    watch.running = {made[2], made[1]}
+    shown = watch._most_telling(room)
+    assert len(shown) == min(runs, room)
+    assert watch.running <= set(shown)
+
+
+def test_the_whole_command(colours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that cannot be made is told with its reason, the others are made, and the exit status says so."""
+    monkeypatch.chdir(tmp_path)
+    study = write_small_study(tmp_path / "mine.yaml", colours, epochs=1)
+    content = yaml.safe_load(study.read_text())
+    content["groups"][0]["settings"]["broken"] = {
+        "arrivals": {"kind": "free-flow", "classes": 99, "largest": 50},
+        "robust": False,
+    }
+    study.write_text(yaml.safe_dump(content))
+    done = CliRunner().invoke(app, ["study", "mine.yaml", "--device", "cpu", "--jobs", "2"])
+    assert done.exit_code == 1, done.output
+    assert "2 of 3 runs done in studies/mine/runs" in done.output
+    assert "failed: broken: arrivals.classes is 99, but the data set has 6" in done.output.replace("\n", " ")
+    assert (tmp_path / "studies/mine/study.yaml").exists()
+
+
+def test_a_damaged_run_is_named_and_the_table_of_the_others_shown(
+    finished: tuple[Study, list[Job], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study, _, out = finished
+    shutil.copytree(out, tmp_path / "out")
+    made = jobs_of(study, tmp_path / "out", device="cpu")
+    counts = made[0].folder / "counts" / "step-002.npz"
+    counts.write_bytes(counts.read_bytes()[:100])
+    assert not run_study(study, made, tmp_path / "out", LocalExecutor("cpu", 2))
+    told = capsys.readouterr().out
+    assert "FF.ours" in told
+    assert "6 of 6 runs done" in told
+    assert f"left out of the table: {counts} is damaged" in told
+    assert (tmp_path / "out" / "report" / "report.html").exists()
