@@ -210,14 +210,16 @@ def main() -> None:
             turns[name].append(store.measure(options.store_batches or options.batches))
     middle: dict[str, Any] = {name: statistics.median(speeds) for name, speeds in turns.items()}
     ratios = [ours / theirs for ours, theirs in zip(turns["store"], turns["data_loader"], strict=True)]
-    document = {
-        "environment": describe_environment(engine),
-        "command": "python benchmarks/loading.py "
+    command = (
+        "python benchmarks/loading.py "
         + (f"--data {options.data.name} " if options.data else "")
         + f"--device {options.device} --workers {options.workers} "
         f"--batch {options.batch} --batches {options.batches} --turns {options.turns}"
         + (f" --store-batches {options.store_batches}" if options.store_batches else "")
-        + (f" --threads {options.threads}" if options.threads else ""),
+        + (f" --threads {options.threads}" if options.threads else "")
+    )
+    document = {
+        "environment": {**describe_environment(engine), "command": command},
         "images": len(listing.names),
         "seconds_to_load_or_prepare": prepared,
         "images_per_second": {**middle, "ratio": statistics.median(ratios)},

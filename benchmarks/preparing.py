@@ -21,6 +21,9 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow.parquet import ParquetWriter
 
+from ffcil.environment import describe_environment
+from ffcil.recipe import resolve
+from ffcil.training import Engine
 from loading import draw_photographs
 
 LIMIT = 1.5
@@ -84,9 +87,11 @@ def main() -> None:
         seconds = time.perf_counter() - start
         lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
     peak = int(lines["VmHWM"].split()[0]) / 2**20  # from KiB
+    command = f"python benchmarks/preparing.py --images {options.images} --image-size {options.image_size}"
+    command += " --parquet" * options.parquet
+    engine = Engine.create("cpu", resolve("glyphs").train)
     document = {
-        "command": f"python benchmarks/preparing.py --images {options.images} --image-size {options.image_size}"
-        + " --parquet" * options.parquet,
+        "environment": {**describe_environment(engine), "command": command},
         "peak_gib": round(peak, 3),
         "limit_gib": LIMIT,
         "seconds": round(seconds, 1),

@@ -161,6 +161,25 @@ def pretrained(path: Path) -> str:
     )
 
 
+def data(loading: Sequence[Path], preparing: Sequence[Path]) -> str:
+    lines = ["## Images: from the store against a DataLoader, and preparing a store", ""]
+    for path in loading:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        speeds, turns = document["images_per_second"], document["turns"]
+        lines.append(
+            f"- {made_by(document['environment'])}: {speeds['store']:,.0f} images/s at 224 x 224, cut at random sizes, "
+            f"against {speeds['data_loader']:,.0f} through torchvision and a DataLoader: {speeds['ratio']:.1f} times "
+            f"as fast (medians of {len(turns['store'])} turns each, in one process)."
+        )
+    for path in preparing:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        lines.append(
+            f"- {made_by(document['environment'])}: {document['peak_gib']:.2f} GiB of memory at the most, "
+            f"{document['images_per_second']:,.0f} images/s on {document['cores']} cores."
+        )
+    return "\n".join([*lines, ""])
+
+
 def made_by(environment: dict[str, Any]) -> str:
     return (
         f"{environment['device']}, torch {environment['torch']}, commit {environment['commit']}: "
@@ -174,6 +193,7 @@ def page() -> str:
         training_step(RESULTS / "training-step.json"),
         methods(sorted(RESULTS.glob("methods*.json"))),
         pretrained(RESULTS / "pretrained.json"),
+        data(sorted(RESULTS.glob("loading*.json")), sorted(RESULTS.glob("preparing*.json"))),
     ]
     return "\n".join(parts)
 
