@@ -273,7 +273,10 @@ def register(name: str) -> Callable[[Class], Class]:
 
     def add(learner: Class) -> Class:
         if name in METHODS:
-            raise ValueError(f"two methods are registered as {name!r}: {METHODS[name].__name__} and {learner.__name__}")
+            there, new = METHODS[name].__name__, learner.__name__
+            raise InputError(
+                f"There are two methods called {name!r}, {there} and {new}: register one under another name."
+            )
         METHODS[name] = learner
         return learner
 
