@@ -2,9 +2,10 @@
 
 python benchmarks/packing.py --device cuda --runs 8 --out results/packing.json
 
-iCaRL with ResNet-32 and 2,000 exemplars on the embedded data set, which has CIFAR-100's shape. One run warms the caches
-of the compiler and is not counted; then one run alone and several at once are timed by the wall clock, start-up,
-compilation and evaluation included. The ratio is `runs` times the one over the other.
+iCaRL with ResNet-32 and 2,000 exemplars on the embedded data set, which has CIFAR-100's shape. A short run warms the
+caches of the compiler and is not counted; then one run alone and several at once are timed by the wall clock, start-up,
+compilation and evaluation included. The ratio is `runs` times the one over the other; `training_ratio` leaves all but
+training out: the images per second of all runs together over those of the one.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Silent:
         print(text, flush=True)
 
 
-def study(seeds: Collection[int], options: argparse.Namespace) -> Study:
-    phase = {"epochs": options.epochs, "learning_rate": 0.1}
+def study(seeds: Collection[int], options: argparse.Namespace, epochs: int) -> Study:
+    phase = {"epochs": epochs, "learning_rate": 0.1}
     fields = {
         "backbone": options.backbone,
         "memory": {"budget": 2000},
@@ -47,14 +48,22 @@ def study(seeds: Collection[int], options: argparse.Namespace) -> Study:
     return Study(title="packing", seeds=tuple(seeds), groups=(group,))
 
 
-def seconds(seeds: Collection[int], options: argparse.Namespace) -> float:
-    """Of carrying out a run for each seed, all at once."""
+def measure(seeds: Collection[int], options: argparse.Namespace, epochs: int) -> tuple[float, float]:
+    """Seconds for a run of each seed, all at once, and their images per second of training, added up."""
     with tempfile.TemporaryDirectory() as folder:
-        jobs = jobs_of(study(seeds, options), Path(folder), device=options.device)
+        jobs = jobs_of(study(seeds, options, epochs), Path(folder), device=options.device)
         start = time.perf_counter()
         if failed := run_jobs(jobs, LocalExecutor(options.device, len(jobs)), Silent()):
             raise SystemExit(f"a run failed: {next(iter(failed.values()))}")
-        return time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        return seconds, sum(training_speed(job.folder / "records.jsonl") for job in jobs)
+
+
+def training_speed(records: Path) -> float:
+    """Images per second over all steps of a run."""
+    steps = [json.loads(line) for line in records.read_text().splitlines()]
+    seconds = [step["seconds"]["train"] for step in steps]
+    return sum(step["images_per_second"] * taken for step, taken in zip(steps, seconds, strict=True)) / sum(seconds)
 
 
 def main() -> None:
@@ -67,9 +76,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     load_dataset("glyphs", None, None)  # drawn once
-    seconds([0], options)
-    alone = seconds([1], options)
-    at_once = seconds(range(2, 2 + options.runs), options)
+    measure([0], options, epochs=2)
+    alone, speed_alone = measure([1], options, options.epochs)
+    at_once, speed_at_once = measure(range(2, 2 + options.runs), options, options.epochs)
     document = {
         "environment": {
             **describe_environment(Engine.create(options.device, resolve("glyphs").train)),
@@ -80,6 +89,9 @@ def main() -> None:
         "alone_seconds": alone,
         "at_once_seconds": at_once,
         "ratio": options.runs * alone / at_once,
+        "alone_images_per_second": speed_alone,
+        "at_once_images_per_second": speed_at_once,
+        "training_ratio": speed_at_once / speed_alone,
     }
     print(json.dumps({key: value for key, value in document.items() if key != "environment"}, indent=2))
     if options.out:
