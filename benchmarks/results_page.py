@@ -11,9 +11,12 @@ from ffcil.methods import find_method
 from ffcil.metrics import average_accuracy, forgetting, last_accuracy
 from ffcil.report import RunRecord, load_run, load_runs
 from ffcil.report.records import CLASSIFIER_NAMES
+from ffcil.report.tables import compare, markdown
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 RESULTS = README.parent / "results"
+MOST_COMMANDS = 8
+"""that are listed of one study; a larger one has a table of its settings"""
 INTRODUCTION = """# Results
 
 Made by `python benchmarks/results_page.py` from the records in this folder; do not edit. Each run's folder holds its
@@ -73,12 +76,16 @@ def study(folder: Path) -> str:
     head += ["images/s", "device", "commit"]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     lines += [row for run in runs for row in run_rows(run)]
-    commands = [f"{run.folder.name}: `{run.environment['command']}`" for run in runs]
+    commands = [f"{run.folder.name}: `{run.environment['command']}`" for run in runs[:MOST_COMMANDS]]
+    if len(runs) > MOST_COMMANDS:
+        commands.append("The other runs' commands are in their `environment.json`.")
     if any(norm_ratios(run) for run in runs):
         commands.append("Old over new row norms, before alignment, from the second step on:")
         commands += [f"{run.folder.name}: {norm_ratios(run)}" for run in runs if norm_ratios(run)]
     about = (folder / "ABOUT.md").read_text(encoding="utf-8").strip()
-    return "\n".join([f"## {folder.name}", "", about, "", *lines, "", *[f"- {command}" for command in commands], ""])
+    tables = [] if len(runs) <= MOST_COMMANDS else [markdown(compare(runs))]
+    parts = [f"## {folder.name}", "", about, "", *tables, *lines, "", *[f"- {command}" for command in commands], ""]
+    return "\n".join(parts)
 
 
 def training_step(path: Path) -> str:
@@ -170,6 +177,7 @@ def data(loading: Sequence[Path], preparing: Sequence[Path]) -> str:
             f"- {made_by(document['environment'])}: {speeds['store']:,.0f} images/s at 224 x 224, cut at random sizes, "
             f"against {speeds['data_loader']:,.0f} through torchvision and a DataLoader: {speeds['ratio']:.1f} times "
             f"as fast (medians of {len(turns['store'])} turns each, in one process)."
+            + (f" From the host's pinned memory {speeds['store_on_host']:,.0f}." if "store_on_host" in speeds else "")
         )
     for path in preparing:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -178,6 +186,23 @@ def data(loading: Sequence[Path], preparing: Sequence[Path]) -> str:
             f"{document['images_per_second']:,.0f} images/s on {document['cores']} cores."
         )
     return "\n".join([*lines, ""])
+
+
+def packing(path: Path) -> str:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    runs, alone, at_once = document["runs"], document["alone_seconds"], document["at_once_seconds"]
+    speeds = [document[f"{how}_images_per_second"] for how in ("alone", "at_once")]
+    return "\n".join(
+        [
+            "## Runs of a study that share a GPU",
+            "",
+            f"- {made_by(document['environment'])}: {runs} runs at once took {at_once:.0f} s, one alone {alone:.0f} s: "
+            f"{document['ratio']:.2f} times as fast as one after another, start-up and evaluation included. Training "
+            f"alone: {speeds[1]:,.0f} images/s together, {speeds[0]:,.0f} for the one: "
+            f"{document['training_ratio']:.2f} times.",
+            "",
+        ]
+    )
 
 
 def made_by(environment: dict[str, Any]) -> str:
@@ -194,6 +219,7 @@ def page() -> str:
         methods(sorted(RESULTS.glob("methods*.json"))),
         pretrained(RESULTS / "pretrained.json"),
         data(sorted(RESULTS.glob("loading*.json")), sorted(RESULTS.glob("preparing*.json"))),
+        packing(RESULTS / "packing.json"),
     ]
     return "\n".join(parts)
 
