@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -236,6 +237,35 @@ def test_sums_of_a_first_step(make_learner: Make, method: str, reduction: str) -
     moments = sum(w * torch.outer(p, y) for w, p, y in zip(weights, phi, one_hot(targets, 3), strict=True))
     torch.testing.assert_close(learner.analytic.gram, gram)
     torch.testing.assert_close(learner.analytic.moments, moments * (0.9 if method == "moal" else 1.0))
+
+
+@pytest.mark.parametrize(
+    ("method", "ridge_from", "choosing"),
+    [
+        ("ranpac", "published", [1, 2, 3, 4, 5]),
+        ("moal", "published", [1]),
+        ("ranpac", "largest", [1, 2, 5]),
+        ("moal", "largest", [1, 2, 5]),
+    ],
+)
+def test_whose_images_choose_lambda(
+    make_learner: Make, monkeypatch: pytest.MonkeyPatch, method: str, ridge_from: str, choosing: Sequence[int]
+) -> None:
+    learner = make_learner(method=method, options={"hidden": 30, "ridge_from": ridge_from})
+    assert isinstance(learner, RanPAC)
+    chose: list[int] = []
+    choose = learner.analytic.choose
+
+    def noted(features: Tensor, targets: Tensor, *more: Any) -> None:
+        chose.append(len(learner.boundaries))
+        choose(features, targets, *more)
+
+    monkeypatch.setattr(learner.analytic, "choose", noted)
+    notes = [learner.learn(increment) for increment in small_stream([1, 3, 2, 3, 4])]
+    assert chose == choosing
+    if ridge_from == "largest":
+        ridges = [note["ridge"] for note in notes]
+        assert ridges[1] == ridges[2] == ridges[3]
 
 
 # --- RanPAC ---------------------------------------------------------------------------------------------------------

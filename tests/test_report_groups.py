@@ -108,6 +108,14 @@ def test_runs_from_other_images_are_not_passed_off_as_one(tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.parametrize(("dataset", "label"), [("parquet", "cars-train"), ("cifar100", "cifar100")])
+def test_own_images_go_by_the_name_of_their_file(tmp_path: Path, dataset: str, label: str) -> None:
+    folder = write_run(tmp_path / "run", "FF.org", 0, random_hits("FF.org", 0), classifiers=ONE, dataset=dataset)
+    (folder / "environment.json").write_text(json.dumps({"data": "cars-train"}))
+    (row,) = Contents.of(load_runs(tmp_path)).rows
+    assert row.data_label == f"{label}, 8 classes in 4 steps"
+
+
 ABC = {"a": 10, "b": 20, "c": 30}
 
 

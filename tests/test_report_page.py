@@ -15,7 +15,9 @@ import pytest
 from ffcil.arrivals import Arrivals
 from ffcil.errors import InputError
 from ffcil.report import compare, load_run, load_runs, plot_arrivals, plot_curves, write_page
+from ffcil.report.contents import Contents
 from ffcil.report.curves import mean_curve, seed_schedules
+from ffcil.report.page_figures import what_was_run
 from ffcil.report.specs import class_size_spec, curves_spec, memory_spec, schedule_spec
 from ffcil.report.tables import arrow
 from invented_runs import FREE_FLOW, IMAGES, random_hits, write_run, write_study
@@ -24,6 +26,17 @@ from invented_runs import FREE_FLOW, IMAGES, random_hits, write_run, write_study
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_study(tmp_path_factory.mktemp("study"))
+
+
+def test_methods_that_were_tried_alike_share_a_sentence(tmp_path: Path) -> None:
+    for method, seeds in (("icarl", (0, 1)), ("der", (0, 1)), ("memo", (0,))):
+        for seed in seeds:
+            write_run(tmp_path / f"{method}-{seed}", "FF.org", seed, random_hits("FF.org", seed), method=method)
+    assert what_was_run(Contents.of(load_runs(tmp_path))) == [
+        "Der, iCaRL on glyphs, 8 classes in 4 steps: FF.org; 2 seeds.",
+        "Memo on glyphs, 8 classes in 4 steps: FF.org; 1 seed.",
+        "5 finished runs.",
+    ]
 
 
 def test_mean_curve_interpolates_between_steps(study: Path) -> None:

@@ -80,7 +80,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, colours: Path) -> Path:
     return folder
 
 
-def test_the_folder(whole: Path) -> None:
+def test_the_folder(whole: Path, colours: Path) -> None:
     names = {path.name for path in whole.iterdir()} - {".lock"}
     files = {"config.json", "arrivals.json", "records.jsonl", "summary.json", "environment.json", "data.json", "done"}
     assert names == files | {"counts", "checkpoints"}
@@ -92,6 +92,7 @@ def test_the_folder(whole: Path) -> None:
         assert set(record["seconds"]) == {"train", "memory", "evaluate"}
         assert record["images_per_second"] > 0
     assert lines[0]["old_accuracy"]["linear"] is None
+    assert json.loads((whole / "environment.json").read_text())["data"] == colours.name
     saved = json.loads((whole / "config.json").read_text())
     assert saved.pop("options") == {"temperature": 2.0, "distillation_weight": 1.0}  # the method's own are filled in
     assert saved == config().model_dump(mode="json", exclude={"options"})

@@ -93,6 +93,11 @@ class Run:
         self.threads = threads
         self.listener = listener or Listener()
 
+    def _environment(self, learner: Learner) -> dict[str, Any]:
+        """Where the run is made, and what its data are called there."""
+        named = {"data": self.data.resolve().stem} if isinstance(self.data, Path) else {}
+        return {**describe_environment(learner.engine), **named}
+
     def execute(self) -> dict[str, Any]:
         """Run to the end and return the summary. A finished run does nothing."""
         try:
@@ -104,7 +109,7 @@ class Run:
                 with locked(self.folder):
                     if not self.files.done:  # another process may have finished it meanwhile
                         remove_drafts(self.folder)
-                        self.files.claim(self.config, stream, describe_environment(learner.engine))
+                        self.files.claim(self.config, stream, self._environment(learner))
                         self._run(stream, learner)
         except torch.OutOfMemoryError as error:
             raise InputError(

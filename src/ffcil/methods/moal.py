@@ -52,7 +52,7 @@ class MoAL(RanPAC):
       first step stay, where a new head is drawn there.
 
     Under class-wise mean all classes of a step weigh the same in the sums, and all classes seen in what may be
-    ruminated. Lambda is chosen once, by the first step.
+    ruminated. Lambda is chosen once, by the first step, unless `ridge_from` says otherwise.
     """
 
     title = "MoAL"
@@ -98,11 +98,14 @@ class MoAL(RanPAC):
             self.adapters.load_state_dict(self.running.state_dict())
         return super().finish(increment)
 
+    def chooses_as_published(self, increment: Increment) -> bool:
+        return increment.seen_before == 0
+
     def settle(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
         self.statistics.remember(features, targets)
         weights = self.weights(targets)
+        self.choose_ridge(increment, features, targets)
         if increment.seen_before == 0:
-            self.analytic.choose(features, targets, self.generator(increment, "ridge"), weights)
             self.analytic.add(features, targets, weights)
             self.analytic.moments.mul_(self.config.first_targets)
             self.analytic.solve()

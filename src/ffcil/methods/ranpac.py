@@ -6,7 +6,8 @@ McDonnell et al., "RanPAC: Random Projections and Pre-trained Models for Continu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, Literal
 
 from pydantic import PositiveInt
 from torch import Tensor, nn
@@ -26,11 +27,14 @@ class RanPACConfig(AdapterConfig):
 
     hidden: PositiveInt = 10000
     """random features"""
+    ridge_from: Literal["published", "largest"] = "published"
+    """whose images choose lambda. `published`: each step's own (RanPAC), the first step's (MoAL). `largest`: those of
+    the step of the most classes so far, for streams of unequal steps: one or two classes choose badly for all others"""
 
 
 @register("ranpac")
 class RanPAC(TunedFirst):
-    """Sums over all steps; lambda is chosen anew at every step, by its own images alone, as published.
+    """Sums over all steps; lambda is chosen anew at every step, by its own images alone, or as `ridge_from` says.
 
     Under class-wise mean the classes of a step weigh the same in the sums and in the choice of lambda; the step as a
     whole weighs what its images do.
@@ -67,9 +71,23 @@ class RanPAC(TunedFirst):
         """Of samples in the sums; None: one each."""
         return class_balanced(targets) if self.reduce is class_wise_mean else None
 
+    def chooses_as_published(self, increment: Increment) -> bool:
+        """Whether the step's images choose lambda in the published method."""
+        return True
+
+    def choose_ridge(self, increment: Increment, features: Tensor, targets: Tensor) -> None:
+        """Lambda, where it is this step's turn."""
+        if self.config.ridge_from == "published":
+            its_turn = self.chooses_as_published(increment)
+        else:
+            earlier = [last - first for first, last in pairwise([0, *self.boundaries]) if last <= increment.seen_before]
+            its_turn = len(increment.classes) > max(earlier, default=0)
+        if its_turn:
+            self.analytic.choose(features, targets, self.generator(increment, "ridge"), self.weights(targets))
+
     def settle(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
         weights = self.weights(targets)
-        self.analytic.choose(features, targets, self.generator(increment, "ridge"), weights)
+        self.choose_ridge(increment, features, targets)
         self.analytic.add(features, targets, weights)
         self.analytic.solve()
         return {"ridge": self.analytic.ridge.item()}

@@ -173,7 +173,7 @@ def _named(parts: Sequence[tuple[Pair, ...]], images: ImageSets) -> tuple[Differ
     title = titles(run for part in parts for pair in part for run in pair)
 
     def data(run: RunRecord) -> str:
-        return f"{run.dataset} (images {images[run]})" if images[run] else run.dataset
+        return f"{run.data_name} (images {images[run]})" if images[run] else run.data_name
 
     def name(part: tuple[Pair, ...]) -> str:
         a, b = (f"{title[run.method]} on {data(run)}, {run.setting}" for run in part[0])

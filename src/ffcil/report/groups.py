@@ -40,8 +40,8 @@ class Group:
 
     @property
     def dataset(self) -> str:
-        """`glyphs`; `folder (images 2)` where runs on data of that name had different images"""
-        name = self.runs[0].dataset
+        """`glyphs`; `my-birds (images 2)` where runs on data of that kind had different images"""
+        name = self.runs[0].data_name
         return f"{name} (images {self.images})" if self.images else name
 
     @property

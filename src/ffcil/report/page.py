@@ -47,9 +47,9 @@ def write_page(
     sections = [
         f"<h1>{escape(title)}</h1>",
         f'<div class="lead">{_shortened(said[:-1], 3, "The other methods and conditions")}{said[-1]}</div>',
-        _headlines(contents.rows),
-        _meanings(contents.runs),
         comparison(contents.rows),
+        _meanings(contents.runs),
+        _headlines(contents.rows),
         evidence_table(contents.rows),
         across_methods(contents),
         ablation_table(contents.ablations),

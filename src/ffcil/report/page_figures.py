@@ -172,16 +172,17 @@ def _classifier(name: str) -> str:
 
 
 def what_was_run(contents: Contents) -> list[str]:
-    """One sentence a method and data set, and how many runs are left out."""
+    """One sentence for all methods that were tried alike on the same data, and how many runs are left out."""
     families: dict[tuple[str, str], list[Group]] = {}
     for group in contents.groups:
         families.setdefault((group.title, group.data_label), []).append(group)
-    parts = []
+    titles: dict[tuple[str, str], list[str]] = {}
     for (title, data), groups in families.items():
         runs = [run for group in groups for run in group.runs]
         seeds = count(len({run.seeds for run in runs}), "seed")
         several = f"; {len(groups)} conditions: {'; '.join(group.label for group in groups)}" if groups[1:] else ""
-        parts.append(f"{title} on {data}: {', '.join(settings_of(runs))}; {seeds}{several}.")
+        titles.setdefault((data, f"{', '.join(settings_of(runs))}; {seeds}{several}"), []).append(title)
+    parts = [f"{', '.join(methods)} on {data}: {tried}." for (data, tried), methods in titles.items()]
     finished = sum(run.finished for run in contents.runs)
     unfinished = len(contents.runs) - finished
     out = [f"{n} {what}" for n, what in ((unfinished, "unfinished"), (len(contents.damaged), "damaged")) if n]

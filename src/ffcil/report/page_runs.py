@@ -18,11 +18,11 @@ from ffcil.report.tables import NOTHING
 
 def runs_table(runs: Sequence[RunRecord], groups: Sequence[Group]) -> str:
     """A line a run, and below it the configuration, environment and commands, which open."""
-    several = len({run.dataset for run in runs} | {group.dataset for group in groups}) > 1
+    several = len({run.data_name for run in runs} | {group.dataset for group in groups}) > 1
     lines = []
     for run in runs:
         mine = [group for group in groups if run in group.runs]
-        dataset = mine[0].dataset if mine else run.dataset
+        dataset = mine[0].dataset if mine else run.data_name
         below = [dataset if several else "", mine[0].label if len(mine) == 1 else ""]
         lines.append(_run(run, mine[0].title if mine else run.method_name, [text for text in below if text]))
     heads = [head("Run"), head("Setting"), head("Seeds"), head("Ā", "number"), head("A<sub>T</sub>", "number")]

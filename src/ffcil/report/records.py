@@ -20,6 +20,8 @@ from ffcil.report.parts import Parts
 SETTINGS = ("Equ.T", "FF.org", "FF.ours", "Equ.ours")
 """The settings that the paper compares, in the order in which tables and figures show them."""
 
+OWN_IMAGES = {"folder", "parquet", "csv"}
+"""Data sets that are a form of files, not a certain set of images."""
 CLASSIFIER_NAMES = {
     "linear": "linear head",
     "nearest-mean": "nearest mean",
@@ -54,6 +56,12 @@ class RunRecord:
     @property
     def dataset(self) -> str:
         return str(self.config["dataset"])
+
+    @property
+    def data_name(self) -> str:
+        """As in tables: own images go by the name of their file or folder."""
+        own = self.environment.get("data") if self.dataset in OWN_IMAGES else None
+        return str(own or self.dataset)
 
     @property
     def method(self) -> str:
