@@ -39,6 +39,14 @@ def test_methods_that_were_tried_alike_share_a_sentence(tmp_path: Path) -> None:
     ]
 
 
+def test_a_setting_without_runs_has_no_count(tmp_path: Path) -> None:
+    for method, setting in (("icarl", "Equ.T"), ("der", "Equ.T"), ("der", "FF.org")):
+        write_run(tmp_path / f"{method}-{setting}", setting, 0, random_hits(setting, 0), method=method)
+    page = write_page(load_runs(tmp_path), tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.count("<td class='number'>1</td>") == 4  # two classifiers each
+    assert "–<br>" not in page
+
+
 def test_mean_curve_interpolates_between_steps(study: Path) -> None:
     runs = [run for run in load_runs(study) if run.setting == "FF.org"][:2]
     a, b = (run.tables["linear"] for run in runs)

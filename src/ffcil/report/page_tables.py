@@ -53,7 +53,8 @@ def _comparison_table(rows: Sequence[Row], identity: str) -> str:
     for row in rows:
         cells = "".join(_number_cell(m, row.number(s, m), _column(m)) for s in settings for m in METRICS)
         texts = [escape(runs_text(row.cells.get(s))) for s in settings]
-        counts = texts[0] if len(set(texts)) == 1 else "<br>".join(texts)
+        told = {text for text, s in zip(texts, settings, strict=True) if s in row.cells}
+        counts = told.pop() if len(told) == 1 else "<br>".join(texts)
         kind = classes("" if row.scored else "beside")
         lines.append(f"<tr{kind}>{_row_head(row, several)}{cells}<td class='number'>{counts}</td></tr>")
     buttons = "".join(
