@@ -12,7 +12,12 @@ import timm
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from timm.models.vision_transformer import Block, VisionTransformer, checkpoint_filter_fn
+from timm.models.vision_transformer import (
+    Attention,  # type: ignore[attr-defined]  # of timm.layers in later versions
+    Block,
+    VisionTransformer,
+    checkpoint_filter_fn,
+)
 from torch import Tensor, nn
 
 from ffcil.errors import InputError, unknown
@@ -139,8 +144,8 @@ def _of_timm(name: str, hub: bool) -> VisionTransformer:
     if not isinstance(net, VisionTransformer) or not all(isinstance(block, Block) for block in net.blocks):
         built = type(net).__name__
         raise InputError(f"Backbone {name!r} is not a plain ViT (timm builds it as {built}): choose another vit_*.")
-    if any(getattr(block.attn, "gate", None) is not None for block in net.blocks):
-        raise InputError(f"Backbone {name!r} has gated attention, which LoRA does not know: choose another vit_*.")
+    if any(type(block.attn) is not Attention or getattr(block.attn, "gate", None) is not None for block in net.blocks):
+        raise InputError(f"Backbone {name!r} has attention of a kind that LoRA does not know: choose another vit_*.")
     return net
 
 
