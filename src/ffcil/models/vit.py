@@ -12,12 +12,8 @@ import timm
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from timm.models.vision_transformer import (
-    Attention,  # type: ignore[attr-defined]  # of timm.layers in later versions
-    Block,
-    VisionTransformer,
-    checkpoint_filter_fn,
-)
+from timm.layers.attention import Attention
+from timm.models.vision_transformer import Block, VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
 
 from ffcil.errors import InputError, unknown
