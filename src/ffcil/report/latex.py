@@ -81,7 +81,7 @@ def _block(data: Sequence[str], of_method: ByMethod, settings: Sequence[str], ac
     for of_data in of_method.values():
         label = of_data[data[0]].label
         counts = "; ".join(", ".join(runs_text(of_data[one].cells.get(s)) for s in settings) for one in data)
-        lines.append(f"\\shortstack[l]{{{escape(label)}\\\\{{\\scriptsize $n$ = {escape(counts)}}}}}")
+        lines.append(f"\\shortstack[l]{{{escape(label)}\\strut\\\\{{\\scriptsize\\strut $n$ = {escape(counts)}}}}}")
         lines += [f"  & {_number(m, of_data[one].number(s, m))}" for one in data for s in settings for m in TEX_SYMBOLS]
         lines[-1] += f"{empty} \\\\"
     return lines
@@ -163,4 +163,4 @@ def _number(metric: Metric, number: Number | None) -> str:
         sign = {"↑": "\\uparrow", "↓": "\\downarrow", "=": "="}[mark[0]]
         small.append(f"\\textcolor[RGB]{{{COLOURS[verdict(metric, number.change.value)]}}}{{${sign} {mark[1:]}$}}")
     mean = f"${number.mean:.2f}$"
-    return f"\\shortstack{{{mean}\\\\{{\\scriptsize {' '.join(small)}}}}}" if small else mean
+    return f"\\shortstack{{{mean}\\strut\\\\{{\\scriptsize\\strut {' '.join(small)}}}}}" if small else mean
