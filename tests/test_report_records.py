@@ -121,6 +121,30 @@ def test_without_ha_the_framework_is_what_the_run_had(
     assert load_run(tmp_path).setting == setting
 
 
+@pytest.mark.parametrize(
+    ("method", "alignment", "setting"),
+    [
+        ("icarl", "wa", "FF.org"),
+        ("icarl", "none", "FF with no alignment"),
+        ("replay", "wa", "FF with WA"),
+        ("replay", "none", "FF.org"),
+    ],
+)
+def test_a_methods_own_alignment_by_name_is_no_part(
+    tmp_path: Path, colours: Path, method: str, alignment: str, setting: str
+) -> None:
+    config = small_config(
+        dataset="folder",
+        method=method,
+        alignment=alignment,
+        reduction="mean",
+        arrivals={"kind": "given", "sizes": [2, 1, 3]},
+        train={"epochs_scale": 0.01},
+    )
+    Run(config, tmp_path, data=colours, device="cpu").execute()
+    assert load_run(tmp_path).setting == setting
+
+
 def test_half_written_last_line_is_not_a_step(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", "Equ.T", 0, random_hits("Equ.T", 0), done=False, steps=2)
     with (folder / "records.jsonl").open("a") as file:

@@ -210,6 +210,7 @@ class Run:
             "method": self.config.method,
             "title": learner.title,
             "robust": self.config.robust,
+            "own_alignment": learner.own_alignment,
             "sizes": list(stream.arrivals.sizes),
             "scored": scored,
             **{key: classifiers[scored][key] for key in ("average", "last", "forgetting")},

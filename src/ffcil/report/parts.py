@@ -22,10 +22,13 @@ class Parts:
     centre: bool
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> Parts:
+    def of(
+        cls, config: Mapping[str, Any], records: Sequence[Mapping[str, Any]], own_alignment: str | None = None
+    ) -> Parts:
         """`robust` turns on DIWA or HA, whichever the method has: only the records tell which.
 
         A method that trains HA notes its loss; one with a linear head, which DIWA aligns, notes the norms of its rows.
+        `own_alignment` is the method's where that is known: asked for by name, it is no part of the framework.
         """
         robust, ha = bool(config["robust"]), config.get("ha", {})
         reduction, alignment, use = config.get("reduction", "auto"), config.get("alignment", "auto"), ha.get("use")
@@ -35,6 +38,8 @@ class Parts:
         if alignment == "auto":
             has_no_head = ha.get("use") is False and "row_norms" not in noted
             alignment = "diwa" if robust and not use and not has_no_head else "own"
+        elif alignment == own_alignment:
+            alignment = "own"
         return cls(
             cwm=robust if reduction == "auto" else reduction == "class_wise_mean",
             alignment=alignment,

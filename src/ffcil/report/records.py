@@ -95,7 +95,7 @@ class RunRecord:
     @property
     def parts(self) -> Parts:
         """The parts of the paper's framework that were on."""
-        return Parts.of(self.config, self.records)
+        return Parts.of(self.config, self.records, (self.summary or {}).get("own_alignment"))
 
     @property
     def schedule(self) -> str:
