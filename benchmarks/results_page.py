@@ -251,10 +251,45 @@ def headline() -> str:
     return "\n".join(lines)
 
 
+def speeds() -> str:
+    """The first page's other table: what each benchmark measured, beside the usual way in the same process."""
+    step, vit, loading, packed = (
+        json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("training-step", "pretrained", "loading", "packing")
+    )
+    steps = [row["images_per_second"] for row in step["variants"] if row.get("reduction", "mean") == "mean"]
+    adapters = {(row["batch"], row["eager"]): row["images_per_second"] for row in vit["training"]}
+    images = loading["images_per_second"]
+    rows = [
+        ("iCaRL's training step, ResNet-32, batch 128, images/s", steps[-1], "eager, float32", steps[0]),
+        (
+            "Training adapters in a ViT-B/16, batch 48, images/s",
+            adapters[48, False],
+            "eager, float32",
+            adapters[48, True],
+        ),
+        (
+            "Made-up photographs cut at random to 224 x 224, images/s",
+            images["store"],
+            "torchvision, a DataLoader of 8 workers",
+            images["data_loader"],
+        ),
+    ]
+    lines = ["| | ffcil | the usual way | |", "|---|---|---|---|"]
+    lines += [f"| {what} | {ours:,.0f} | {usual} | {theirs:,.0f} |" for what, ours, usual, theirs in rows]
+    lines.append(
+        f"| {packed['runs']} short runs of iCaRL at once under MPS, seconds | {packed['at_once_seconds']:.0f} "
+        f"| {packed['runs']} times one alone | {packed['runs'] * packed['alone_seconds']:.0f} |"
+    )
+    return "\n".join(lines)
+
+
 def with_headline(readme: str) -> str:
-    before, rest = readme.split("<!-- results -->\n")
-    _, after = rest.split("<!-- end of results -->\n")
-    return f"{before}<!-- results -->\n{headline()}\n<!-- end of results -->\n{after}"
+    for name, table in (("results", headline()), ("speeds", speeds())):
+        before, rest = readme.split(f"<!-- {name} -->\n")
+        _, after = rest.split(f"<!-- end of {name} -->\n")
+        readme = f"{before}<!-- {name} -->\n{table}\n<!-- end of {name} -->\n{after}"
+    return readme
 
 
 if __name__ == "__main__":
