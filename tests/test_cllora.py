@@ -235,3 +235,18 @@ def test_one_class_after_several(make_cllora: Make) -> None:
     after = torch.stack([lora.up.detach() for lora in loras(learner.shared)])
     torch.testing.assert_close(after, before, rtol=1e-2, atol=1e-6)  # weight decay alone
     assert learner.predictions(second)["prototype"].shape == (32,)
+
+
+def test_a_warm_start_goes_on_from_the_step_before(make_cllora: Make) -> None:
+    """So that a class that comes alone is seen as the classes before it, and not by the untuned network."""
+    learner, (first, second) = make_cllora(options={"warm_start": True}), small_stream([3, 1])
+    learner.learn(first)
+    tuned = torch.stack([lora.up.detach().clone() for lora in loras(learner.specific[0])])
+    assert tuned.abs().max() > 0
+    learner.learn(second)
+    assert torch.equal(torch.stack([lora.up for lora in loras(learner.specific[0])]), tuned)
+    alone = torch.stack([lora.up.detach() for lora in loras(learner.specific[1])])
+    torch.testing.assert_close(alone, tuned, rtol=1e-2, atol=1e-6)  # weight decay alone
+    with torch.no_grad():
+        of_first, of_second = learner.features_by_step(learner.settings.augmentation.plain(first.train.images[:8]))
+    torch.testing.assert_close(of_second, of_first, rtol=1e-2, atol=1e-3)

@@ -38,6 +38,9 @@ class CLLoRAConfig(MethodConfig):
     """weight of the term that turns a step's block weights away from those of the steps before"""
     reassign_gradient: bool = True
     """let the distillation's gradient weigh most where the shared part was largest"""
+    warm_start: bool = False
+    """a step's own LoRA starts as the one before instead of at zero: a step of one class, which trains none, then has
+    features like those of its neighbours"""
 
 
 @register("cllora")
@@ -57,7 +60,8 @@ class CLLoRA(SimpleCIL):
     other steps' LoRA cannot be had.
 
     A step of one class has nothing to tell apart: cross-entropy and distillation are constant, and its LoRA stays near
-    what it was, which is no change at all.
+    what it was, which is no change at all. Features of the untuned network are more alike than tuned ones, so that such
+    a class is then taken for many others; `warm_start` is against that.
     """
 
     title = "CL-LoRA"
@@ -96,7 +100,10 @@ class CLLoRA(SimpleCIL):
         super().grow(increment)
         self.teacher.copy_(torch.stack(self._shared_ups()).detach())
         self.specific.requires_grad_(False)
-        self.specific.append(self._fresh(self.vit.depth - len(self.shared), weighted=True))
+        fresh = self._fresh(self.vit.depth - len(self.shared), weighted=True)
+        if self.config.warm_start and len(self.specific):
+            fresh.load_state_dict(self.specific[-1].state_dict())
+        self.specific.append(fresh)
         self.head = GrowingCosine(self.feature_dim).to(self.engine.device)
         self.head.grow(len(increment.classes))
 
