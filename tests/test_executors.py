@@ -155,35 +155,38 @@ def test_a_lock_is_seen_and_goes_with_its_process(tmp_path: Path) -> None:
     assert not is_busy(tmp_path)
 
 
+def mortal_jobs(tmp_path: Path, colours: Path, methods: list[str]) -> list[Job]:
+    """Runs of `methods`, among them `mortal`: iCaRL that kills its process in the second step if it finds its doom."""
+    tmp_path.mkdir()
+    file = tmp_path / "mortal.py"
+    file.write_text(
+        "import os, signal\nfrom pathlib import Path\n"
+        "from ffcil.methods import register\nfrom ffcil.methods.icarl import ICaRL\n"
+        "@register('mortal')\nclass Mortal(ICaRL):\n    title = 'Mortal'\n"
+        "    def finish(self, increment):\n"
+        f"        doom = Path({str(tmp_path / 'doom')!r})\n"
+        "        if increment.step == 2 and doom.exists():\n"
+        "            doom.unlink()\n            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        return super().finish(increment)\n"
+    )
+    load_methods(str(file))
+    groups = [{"recipes": ["glyphs"], "methods": methods, "settings": {"FF.ours": {"robust": True}}}]
+    jobs = small_jobs(tmp_path, colours, groups=groups)
+    METHODS.pop("mortal")  # other tests list what there is
+    return [replace(job, imports=(str(file),)) for job in jobs]
+
+
 def test_a_killed_child_is_taken_up_where_it_was(tmp_path: Path, colours: Path) -> None:
     """One of two is killed in the middle: the records are those of runs that nobody disturbed."""
-    undisturbed = small_jobs(tmp_path, colours, epochs=12)
-    for job in undisturbed:
-        assert attempt(job) == DONE
-    expected = timeless_records(tmp_path / "out")
+    undisturbed = mortal_jobs(tmp_path / "undisturbed", colours, ["mortal", "icarl"])
+    assert run_jobs(undisturbed, LocalExecutor("cpu", 2), Heard()) == {}
 
-    (tmp_path / "again").mkdir()
-    jobs = small_jobs(tmp_path / "again", colours, epochs=12)
-    executor, killed = LocalExecutor("cpu", 2), list[int]()
-    start = executor.start
-
-    def remember(job: Job) -> Any:
-        child = start(job)
-        if job.label == jobs[0].label:
-            killed.append(child.process.pid or 0)
-        return child
-
-    def kill_once(running: Collection[Job]) -> None:
-        if len(killed) == 1 and recorded(jobs[0].folder):
-            os.kill(killed[0], signal.SIGKILL)
-            killed.append(0)
-
-    executor.start = remember  # type: ignore[method-assign]
-    heard = Heard(kill_once)
-    assert run_jobs(jobs, executor, heard, every=0.02) == {}
+    jobs, heard = mortal_jobs(tmp_path / "again", colours, ["mortal", "icarl"]), Heard()
+    (tmp_path / "again" / "doom").touch()
+    assert run_jobs(jobs, LocalExecutor("cpu", 2), heard) == {}
     assert [text.split("; ")[0] for text in heard.said] == [f"{jobs[0].label}: killed by SIGKILL"]
-    assert "taken up after" in (jobs[0].folder / LOG).read_text()
-    assert timeless_records(tmp_path / "again" / "out") == expected
+    assert "taken up after step 1" in (jobs[0].folder / LOG).read_text()
+    assert timeless_records(tmp_path / "again" / "out") == timeless_records(tmp_path / "undisturbed" / "out")
 
 
 def test_what_a_child_says_and_does_stays_in_its_log(tmp_path: Path, colours: Path) -> None:
@@ -271,29 +274,17 @@ def test_a_stopped_study_leaves_no_process(tmp_path: Path, colours: Path) -> Non
 def test_slurm_through_submitit(tmp_path: Path, colours: Path) -> None:
     """submitit's local executor: a job that is killed is sent again and goes on, and ends with the same records."""
     pytest.importorskip("submitit")
-    (first,) = small_jobs(tmp_path, colours, epochs=12, groups=one_setting())
-    assert attempt(first) == DONE
-    (tmp_path / "again").mkdir()
-    (job,) = small_jobs(tmp_path / "again", colours, epochs=12, groups=one_setting())
-    executor, sent = SlurmExecutor("cpu", 1, {"timeout_min": 5}, cluster="local"), list[Any]()
-    start = executor.start
+    (first,) = mortal_jobs(tmp_path / "undisturbed", colours, ["mortal"])
+    assert run_jobs([first], LocalExecutor("cpu", 1), Heard()) == {}
 
-    def remember(job: Job) -> Any:
-        sent.append(start(job))
-        return sent[-1]
-
-    def kill_once(running: Collection[Job]) -> None:
-        if len(sent) == 1 and recorded(job.folder):
-            children = subprocess.run(
-                ["pgrep", "-P", str(sent[0].job._process.pid)], capture_output=True, text=True, check=True
-            )
-            for pid in (*children.stdout.split(), str(sent[0].job._process.pid)):
-                os.kill(int(pid), signal.SIGKILL)
-
-    executor.start = remember  # type: ignore[method-assign]
-    assert run_jobs([job], executor, Heard(kill_once)) == {}
-    assert len(sent) == 2
-    assert timeless_records(tmp_path / "again" / "out") == timeless_records(tmp_path / "out")
+    (job,), heard = mortal_jobs(tmp_path / "again", colours, ["mortal"]), Heard()
+    (tmp_path / "again" / "doom").touch()
+    assert run_jobs([job], SlurmExecutor("cpu", 1, {"timeout_min": 5}, cluster="local"), heard) == {}
+    (said,) = heard.said
+    assert said.startswith(f"{job.label}: ")
+    assert said.endswith("; taken up again")
+    assert "taken up after step 1" in (job.folder / LOG).read_text()
+    assert timeless_records(tmp_path / "again" / "out") == timeless_records(tmp_path / "undisturbed" / "out")
 
 
 def one_setting(method: str = "icarl") -> list[dict[str, Any]]:
