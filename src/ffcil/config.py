@@ -168,6 +168,8 @@ class HaSettings(Settings):
     """features drawn of each earlier class, paper eq. (15); 0: none (the paper's ablation)"""
     identity: bool = True
     """hold aligned features near the features themselves, paper eq. (16); false: the paper's ablation"""
+    identity_weight: float = Field(1.0, gt=0)
+    """of that term; 1 is the paper's, under which features of a large norm hardly move"""
     bottleneck: PositiveInt = 64
     """width between its two layers"""
     epochs: PositiveInt = 10

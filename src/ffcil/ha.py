@@ -79,6 +79,8 @@ class AlignmentTraining:
     """features drawn of each earlier class; 0: the step's own features alone"""
     identity: bool = True
     """hold the aligned features near the features themselves"""
+    identity_weight: float = 1.0
+    """of the term that does so"""
     epochs: int = 10
     batch: int = 128
     learning_rate: float = 1e-3
@@ -105,6 +107,7 @@ def align_features(
         generator: on the features' device
     """
     optimiser = torch.optim.Adam(alignment.parameters(), training.learning_rate)
+    weight = training.identity_weight if training.identity else 0.0
     total, batches = torch.zeros((), device=features.device), 1
     for _ in range(training.epochs):
         drawn, of_class = earlier.surrogates(old_classes, training.surrogates, generator)
@@ -112,7 +115,7 @@ def align_features(
         order = torch.randperm(len(pool), generator=generator, device=features.device)
         total.zero_()
         for rows in order.split(training.batch):
-            loss = _loss(alignment, pool[rows], labels[rows], classify, training.identity, reduce)
+            loss = _loss(alignment, pool[rows], labels[rows], classify, weight, reduce)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             optimiser.step()
@@ -126,11 +129,11 @@ def _loss(
     features: Tensor,
     targets: Tensor,
     classify: Callable[[Tensor], Tensor],
-    identity: bool,
+    identity_weight: float,
     reduce: Reduction,
 ) -> Tensor:
     aligned = alignment(features)
     per_sample = cross_entropy(classify(aligned), targets)
-    if identity:
-        per_sample = per_sample + (aligned - features).square().sum(dim=1)
+    if identity_weight:
+        per_sample = per_sample + identity_weight * (aligned - features).square().sum(dim=1)
     return reduce(per_sample, targets)
