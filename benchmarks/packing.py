@@ -2,10 +2,11 @@
 
 python benchmarks/packing.py --device cuda --runs 8 --out results/packing.json
 
-iCaRL with ResNet-32 and 2,000 exemplars on the embedded data set, which has CIFAR-100's shape. A short run warms the
-caches of the compiler and is not counted; then one run alone and several at once are timed by the wall clock, start-up,
-compilation and evaluation included. The ratio is `runs` times the one over the other; `training_ratio` leaves all but
-training out: the images per second of all runs together over those of the one.
+iCaRL with ResNet-32 and 2,000 exemplars on the embedded data set: images as large as CIFAR-100's, 200 a class. A short
+run warms the caches of the compiler and is not counted; then one run alone and several at once are timed by the wall
+clock, start-up, compilation and evaluation included. The ratio is `runs` times the one over the other; `training_ratio`
+is the images per second of training of all runs together over those of the one. Each step's compilation and capture
+are in both, and weigh more on the one alone the shorter the runs are: for long runs, measure with many epochs.
 """
 
 from __future__ import annotations

@@ -199,7 +199,8 @@ def packing(path: Path) -> str:
             f"- {made_by(document['environment'])}: {runs} runs at once took {at_once:.0f} s, one alone {alone:.0f} s: "
             f"{document['ratio']:.2f} times as fast as one after another, start-up and evaluation included. Training "
             f"alone: {speeds[1]:,.0f} images/s together, {speeds[0]:,.0f} for the one: "
-            f"{document['training_ratio']:.2f} times.",
+            f"{document['training_ratio']:.2f} times. Compiling and capturing each step is in all of these, and weighs "
+            "more on the one alone: long runs gain less.",
             "",
         ]
     )
@@ -252,7 +253,7 @@ def headline() -> str:
 
 
 def speeds() -> str:
-    """The first page's other table: what each benchmark measured, beside the usual way in the same process."""
+    """The first page's other table: what each benchmark measured, beside the usual way in the same go."""
     step, vit, loading, packed = (
         json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
         for name in ("training-step", "pretrained", "loading", "packing")

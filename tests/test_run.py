@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shutil
 import os
 import random
 import signal
@@ -96,6 +97,12 @@ def test_the_folder(whole: Path, colours: Path) -> None:
     saved = json.loads((whole / "config.json").read_text())
     assert saved.pop("options") == {"temperature": 2.0, "distillation_weight": 1.0}  # the method's own are filled in
     assert saved == config().model_dump(mode="json", exclude={"options"})
+
+
+def test_the_data_are_called_by_their_whole_folder(tmp_path: Path, colours: Path) -> None:
+    named = shutil.copytree(colours, tmp_path / "birds.v2")
+    Run(config(), tmp_path / "run", data=named, device="cpu", threads=1).execute()
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["data"] == "birds.v2"
 
 
 def test_accuracies_come_from_the_counts(whole: Path) -> None:

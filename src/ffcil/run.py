@@ -95,8 +95,11 @@ class Run:
 
     def _environment(self, learner: Learner) -> dict[str, Any]:
         """Where the run is made, and what its data are called there."""
-        named = {"data": self.data.resolve().stem} if isinstance(self.data, Path) else {}
-        return {**describe_environment(learner.engine), **named}
+        environment = describe_environment(learner.engine)
+        if isinstance(self.data, Path):
+            place = self.data.resolve()
+            environment["data"] = place.stem if place.is_file() else place.name
+        return environment
 
     def execute(self) -> dict[str, Any]:
         """Run to the end and return the summary. A finished run does nothing."""

@@ -104,7 +104,8 @@ class MoAL(RanPAC):
     def settle(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
         self.statistics.remember(features, targets)
         weights = self.weights(targets)
-        self.choose_ridge(increment, features, targets)
+        if self.chooses(increment):
+            self.analytic.choose(features, targets, self.generator(increment, "ridge"), weights)
         if increment.seen_before == 0:
             self.analytic.add(features, targets, weights)
             self.analytic.moments.mul_(self.config.first_targets)

@@ -75,19 +75,17 @@ class RanPAC(TunedFirst):
         """Whether the step's images choose lambda in the published method."""
         return True
 
-    def choose_ridge(self, increment: Increment, features: Tensor, targets: Tensor) -> None:
-        """Lambda, where it is this step's turn."""
+    def chooses(self, increment: Increment) -> bool:
+        """Whether they choose it here."""
         if self.config.ridge_from == "published":
-            its_turn = self.chooses_as_published(increment)
-        else:
-            earlier = [last - first for first, last in pairwise([0, *self.boundaries]) if last <= increment.seen_before]
-            its_turn = len(increment.classes) > max(earlier, default=0)
-        if its_turn:
-            self.analytic.choose(features, targets, self.generator(increment, "ridge"), self.weights(targets))
+            return self.chooses_as_published(increment)
+        earlier = [last - first for first, last in pairwise([0, *self.boundaries[:-1]])]
+        return len(increment.classes) > max(earlier, default=0)
 
     def settle(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
         weights = self.weights(targets)
-        self.choose_ridge(increment, features, targets)
+        if self.chooses(increment):
+            self.analytic.choose(features, targets, self.generator(increment, "ridge"), weights)
         self.analytic.add(features, targets, weights)
         self.analytic.solve()
         return {"ridge": self.analytic.ridge.item()}
