@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import json
-import shutil
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
