@@ -254,3 +254,67 @@ def test_an_unreadable_image_is_named(ffcil: Command, tmp_path: Path) -> None:
     done = ffcil("run", "glyphs", *QUICK, "--data", str(tmp_path / "data"), "--set", "arrivals.sizes=[1]")
     assert done.returncode == 2
     assert "broken.jpg" in done.stderr
+
+
+SMALL = ["--recipe", "glyphs", "--set", "image_size=16", "--set", "train.epochs_scale=0.3", "--device", "cpu"]
+
+
+def test_learning_predicting_and_testing(ffcil: Command, tmp_path: Path) -> None:
+    write_colours(tmp_path / "first", classes=4, images=10)
+    (tmp_path / "second").mkdir()
+    (tmp_path / "first" / "colour 3").rename(tmp_path / "second" / "colour 3")
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    done = ffcil("learn", "model", first, *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert "learned colour 0, colour 1, colour 2 from 30 images" in done.stdout
+    assert done.stdout.endswith("model knows 3 class(es) from 1 step(s)\n")
+    notes = json.loads(ffcil("learn", "model", second, "--device", "cpu", "--json").stdout)
+    assert [note["classes"] for note in notes] == [["colour 3"]]
+    assert notes[0]["training_images"] == 40  # ten new ones and all that the budget could keep
+
+    tested = json.loads(ffcil("test", "model", first, "--device", "cpu", "--json").stdout)
+    assert tested["images"] == 30
+    assert tested["by_step"][1] is None  # nothing of the second step was there
+    shown = ffcil("test", "model", second, "--device", "cpu").stdout
+    assert "% of 10 images" in shown
+    assert "lowest: colour 3" in shown
+
+    rows = json.loads(ffcil("predict", "model", first, second, "--top", "2", "--device", "cpu", "--json").stdout)
+    assert len(rows) == 80
+    assert [row["rank"] for row in rows[:4]] == [1, 2, 1, 2]
+    right = sum(Path(row["image"]).parent.name == row["class"] for row in rows if row["rank"] == 1)
+    in_all = [ffcil("test", "model", place, "--device", "cpu", "--json").stdout for place in (first, second)]
+    assert right == sum(round(t["accuracy"] * t["images"] / 100) for t in map(json.loads, in_all))
+    lines = ffcil("predict", "model", first, "--device", "cpu").stdout.splitlines()
+    assert [line.split("\t")[1] for line in lines] == [row["class"] for row in rows[:60] if row["rank"] == 1]
+    assert ffcil("predict", "model", first, "--device", "cpu", "--out", "all.csv").stdout == ""
+    assert Path("all.csv").read_text().splitlines()[0] == "image,rank,class,score"
+
+
+def test_mistakes_with_a_classifier(ffcil: Command, tmp_path: Path) -> None:
+    write_colours(tmp_path / "first", classes=2, images=4)
+    first = str(tmp_path / "first")
+
+    def refused(*arguments: str) -> str:
+        done = ffcil(*arguments)
+        assert done.returncode == 2
+        assert done.stderr.startswith("ffcil: ")
+        assert done.stderr.count("\n") == 1
+        return done.stderr
+
+    assert "There is no classifier in model: make one with `ffcil learn model IMAGES`" in refused(
+        "predict", "model", first
+    )
+    assert "There is no file or folder nowhere" in refused("learn", "model", "nowhere", *SMALL)
+    assert not Path("model").exists()
+    assert ffcil("learn", "model", first, *SMALL).returncode == 0
+    assert "Class 'colour 0' is known already" in refused("learn", "model", first, "--device", "cpu")
+    assert "leave --recipe and --set out" in refused("learn", "model", first, "--set", "method=der")
+    assert "There is no file or folder what.jpg" in refused("predict", "model", "what.jpg")
+    Path("empty").mkdir()
+    assert "There are no images in empty" in refused("predict", "model", "empty")
+    Path("bad.png").write_bytes(b"nothing")
+    assert "1 image(s) cannot be read" in refused("predict", "model", "bad.png", "--device", "cpu")
+    assert ffcil("predict", "model", "bad.png", "--skip-bad", "--device", "cpu").stdout == ""
+    write_colours(tmp_path / "other", classes=3, images=2)
+    assert "Class 'colour 2' is not known" in refused("test", "model", str(tmp_path / "other"), "--device", "cpu")

@@ -21,7 +21,7 @@ from ffcil.data import decoding
 from ffcil.data.published import PUBLISHED
 from ffcil.data.sources import load_dataset
 from ffcil.errors import InputError
-from ffcil.run import Run, _augmentation
+from ffcil.run import Run, augmentation_of
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -354,7 +354,7 @@ def test_both_conventions_of_pixels(
     monkeypatch.setenv("FFCIL_CACHE", str(tmp_path / "cache"))
     data = load_dataset("folder", tree(tmp_path / "x", 1), 96)
     config = ffcil.resolve("cars-vit-tiny", {"normalise": normalise})  # augreg's weights: 0.5 and 0.5
-    augmentation = _augmentation(config, data)
+    augmentation = augmentation_of(config, data.augmentation)
     rows = torch.arange(2)
     values = augmentation.plain(data.train.images, rows)
     grey = data.augmentation.crop.test(data.train.images, rows)  # type: ignore[union-attr]

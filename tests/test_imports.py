@@ -36,6 +36,7 @@ LAYERS = [
     ["progress"],
     ["run_folder", "loggers"],
     ["run"],
+    ["classifier"],
     ["report.parts", "report.statistics"],
     ["report.records"],
     ["report.image_sets", "report.curves", "report.class_sizes"],
@@ -55,7 +56,7 @@ LAYERS = [
     ["study_run"],
     ["demo", "listing"],
     ["commands.options"],
-    ["commands.data", "commands.report", "commands.study"],
+    ["commands.classifier", "commands.data", "commands.report", "commands.study"],
     ["cli"],
     ["__main__"],
 ]

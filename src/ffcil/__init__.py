@@ -31,6 +31,7 @@ _HOME = {
     "RunConfig": "ffcil.config",
     "resolve": "ffcil.recipe",
     "Run": "ffcil.run",
+    "Classifier": "ffcil.classifier",
     "InputError": "ffcil.errors",
 }
 _MODULES = ("alignment", "arrivals", "losses", "memory", "methods", "metrics", "report")

@@ -11,7 +11,19 @@ import typer
 
 from ffcil import __version__
 from ffcil.commands import data as data_commands
-from ffcil.commands.options import AsJson, Data, Device, Imports, Logs, listed, print_json, print_table, stoppable
+from ffcil.commands.classifier import learn, measure, predict
+from ffcil.commands.options import (
+    AsJson,
+    Data,
+    Device,
+    Imports,
+    Logs,
+    import_methods,
+    listed,
+    print_json,
+    print_table,
+    stoppable,
+)
 from ffcil.commands.report import compare, report
 from ffcil.commands.study import study
 from ffcil.errors import InputError, unknown
@@ -163,7 +175,7 @@ def run(
     from ffcil.progress import Noted, Several, Shown
     from ffcil.run import Run
 
-    _import_methods(imports)
+    import_methods(imports)
     listener = Several(Shown(Console(stderr=True)), Noted(), *listeners(listed(logs), config))
     made = Run(config, out, data=data, device=device, threads=threads, listener=listener)
     if dry_run:
@@ -204,6 +216,9 @@ def demo(
 app.command()(study)
 app.command()(report)
 app.command()(compare)
+app.command()(learn)
+app.command()(predict)
+app.command("test")(measure)
 
 
 @app.command()
@@ -211,7 +226,7 @@ def methods(as_json: AsJson = False, imports: Imports = None) -> None:
     """List the methods and their own fields."""
     from ffcil.listing import method_table, methods_as_json
 
-    _import_methods(imports)
+    import_methods(imports)
     if as_json:
         print_json(methods_as_json())
     else:
@@ -246,13 +261,6 @@ def doctor(as_json: AsJson = False, data: Data = None) -> None:
         print_json(found)
     else:
         print_table(diagnosis_table(found))
-
-
-def _import_methods(files: list[str] | None) -> None:
-    from ffcil.methods import load_methods
-
-    for file in files or []:
-        load_methods(file)
 
 
 def main() -> None:

@@ -119,7 +119,7 @@ class Shown(Listener):
         self.step, self.epochs = step, epochs
         if self.task is not None:
             self.bars.remove_task(self.task)
-        text = f"step {step}/{self.steps} (+{new} = {seen} classes)"
+        text = f"step {self._numbered(step)} (+{new} = {seen} classes)"
         self.task = self.bars.add_task(text, total=epochs, note="")
 
     def epoch_done(self, epoch: int, loss: float, images_per_second: float) -> None:
@@ -127,7 +127,7 @@ class Shown(Listener):
         note = f"epoch {epoch}/{self.epochs}, loss {loss:.3f}, {images_per_second:,.0f} images/s"
         self.bars.update(self.task, completed=epoch, note=note)
         if not self.console.is_terminal and time.monotonic() - self.last_line > self.every:
-            self._line(f"step {self.step}/{self.steps}, {note}")
+            self._line(f"step {self._numbered(self.step)}, {note}")
 
     def step_done(self, record: Mapping[str, Any]) -> None:
         seconds, speed = sum(record["seconds"].values()), record["images_per_second"]
@@ -138,6 +138,10 @@ class Shown(Listener):
 
     def finished(self) -> None:
         self.bars.stop()
+
+    def _numbered(self, step: int) -> str:
+        """Of how many, where that is known."""
+        return f"{step}/{self.steps}" if self.steps else str(step)
 
     def _line(self, text: str) -> None:
         self.last_line = time.monotonic()

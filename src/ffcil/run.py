@@ -148,7 +148,7 @@ class Run:
         stream = Stream(data.train, data.test, arrivals, config.class_seed)
         if find_method(config.method).uses_memory:
             ExemplarMemory(config.memory.budget, config.memory.per_class).quota(arrivals.classes)
-        learner = build_learner(config, _augmentation(config, data), engine)
+        learner = build_learner(config, augmentation_of(config, data.augmentation), engine)
         return stream.to(engine.device), learner
 
     def _run(self, stream: Stream, learner: Learner) -> None:
@@ -227,9 +227,8 @@ class Run:
         write_whole(self.folder / "done", b"")
 
 
-def _augmentation(config: RunConfig, data: DataSet) -> Augmentation:
-    """The data set's own, as the configuration changes it."""
-    augmentation = data.augmentation
+def augmentation_of(config: RunConfig, augmentation: Augmentation) -> Augmentation:
+    """A data set's own, as the configuration changes it."""
     if config.train.augment == "none":
         augmentation = augmentation.still()
     elif config.train.augment == "auto":

@@ -28,7 +28,7 @@ ImageSize = Annotated[
 
 def resolve_source(name: str, data: Path | None) -> tuple[str, Path | None]:
     """A source by its own name, or by a path: then what is there says what it is."""
-    from ffcil.data.sources import SOURCES, find_source
+    from ffcil.data.sources import SOURCES, find_source, kind_of
 
     path = Path(name).expanduser()
     if name in SOURCES or not path.exists():
@@ -40,13 +40,7 @@ def resolve_source(name: str, data: Path | None) -> tuple[str, Path | None]:
         return name, data
     if data is not None:
         raise InputError(f"{name} is a path already: drop --data, or name a data set of `ffcil data list`.")
-    if path.suffix == ".csv" or (path.is_dir() and list(path.glob("*.csv"))):
-        return "csv", path
-    if path.suffix == ".parquet" or (path.is_dir() and next(path.rglob("*.parquet"), None)):
-        return "parquet", path
-    if not path.is_dir():
-        raise InputError(f"{name} is no folder, .parquet or .csv file: name one of these, or a data set.")
-    return "folder", path
+    return kind_of(path), path
 
 
 @app.command("list")

@@ -36,6 +36,14 @@ def listed(texts: list[str] | None) -> list[str]:
     return [part.strip() for text in texts or [] for part in text.split(",") if part.strip()]
 
 
+def import_methods(files: list[str] | None) -> None:
+    """Run the files that register methods."""
+    from ffcil.methods import load_methods
+
+    for file in files or []:
+        load_methods(file)
+
+
 def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 

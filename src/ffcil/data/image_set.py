@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from ffcil.data.placement import placed
-from ffcil.data.ragged import Images, RaggedImages
+from ffcil.data.ragged import Images, RaggedImages, joined, taken
+
+_SAMPLED = 64  # images of a sample
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,22 @@ class ImageSet:
             images = [self.images.image(row).cpu().numpy() for row in rows.tolist()]
             return repr([image.shape for image in images]).encode() + b"".join(map(np.ndarray.tobytes, images))
         return self.images[rows].cpu().numpy().tobytes()
+
+    def sample(self) -> bytes:
+        """All labels and a few images, to tell one set from another at little cost."""
+        labels = self.labels.cpu().numpy().tobytes()
+        if not len(self):
+            return labels
+        rows = torch.linspace(0, len(self) - 1, min(_SAMPLED, len(self))).long()
+        return labels + self.content(rows.to(self.images.device))
+
+    def subset(self, rows: Tensor) -> ImageSet:
+        """Some of the images, int64 [M], in a store of their own."""
+        return replace(self, images=taken(self.images, rows), labels=self.labels[rows])
+
+    def followed_by(self, other: ImageSet) -> ImageSet:
+        """These images, then those of `other`, which has as many class names or more."""
+        return ImageSet(joined(self.images, other.images), torch.cat([self.labels, other.labels]), other.class_names)
 
     def counts(self) -> Tensor:
         """Images per class, int64 [classes]."""

@@ -44,7 +44,7 @@ def list_folder(root: Path | None) -> Listing:
     samples, names, ignored = _samples(root)
     labels = np.array([label for _, label in samples], np.int64)
     paths = [path for path, _ in samples]
-    return Listing.of_files(paths, labels, stratified(labels, len(names)), names, ignored)
+    return Listing.of_files(paths, labels, stratified(labels, len(names)), names, ignored, drawn=True)
 
 
 def list_splits(train: Path, test: Path) -> Listing:
@@ -60,10 +60,9 @@ def list_splits(train: Path, test: Path) -> Listing:
 
 def _samples(root: Path) -> tuple[list[tuple[Path, int]], tuple[str, ...], list[str]]:
     """Every image below a folder of class folders, sorted by name; the classes; files that are no images by name."""
-    from PIL import Image
     from torchvision.datasets import ImageFolder
 
-    suffixes = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    suffixes = image_suffixes()
     ignored: list[str] = []
 
     def is_image(path: str) -> bool:
@@ -79,6 +78,26 @@ def _samples(root: Path) -> tuple[list[tuple[Path, int]], tuple[str, ...], list[
     labels = np.array([label for _, label in found.samples], np.int64)
     check_classes(labels, found.classes, root, "remove its folder")
     return [(Path(path), label) for path, label in found.samples], tuple(map(readable, found.classes)), ignored
+
+
+def image_suffixes() -> set[str]:
+    """With which the names of images end that can be read."""
+    from PIL import Image
+
+    return {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+
+
+def image_files(places: Sequence[Path]) -> list[Path]:
+    """Files as they are named, and all images below folders, sorted by name."""
+    suffixes, files = image_suffixes(), []
+    for place in places:
+        if not place.exists():
+            raise InputError(f"There is no file or folder {readable(place)}: correct the path.")
+        below = sorted(path for path in place.rglob("*") if path.suffix.lower() in suffixes) if place.is_dir() else []
+        if place.is_dir() and not below:
+            raise InputError(f"There are no images in {readable(place)}: name a folder that has some, or files.")
+        files += below or [place]
+    return files
 
 
 def _splits(root: Path) -> tuple[Path, Path] | None:

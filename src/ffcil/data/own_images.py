@@ -6,7 +6,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -52,6 +52,8 @@ class Listing:
     """another one where any content is another"""
     ignored: Sequence[str] = ()
     """files among them that are no images by their names"""
+    drawn: bool = False
+    """whether the parts were drawn here, for want of a split"""
 
     @classmethod
     def of_files(
@@ -61,8 +63,14 @@ class Listing:
         parts: NDArray[np.int64],
         class_names: tuple[str, ...],
         ignored: Sequence[str] = (),
+        drawn: bool = False,
     ) -> Listing:
-        return cls(list(map(readable, paths)), labels, parts, class_names, lambda: paths, file_key(paths), ignored)
+        names, key = list(map(readable, paths)), file_key(paths)
+        return cls(names, labels, parts, class_names, lambda: paths, key, ignored, drawn)
+
+    def undivided(self) -> Listing:
+        """The same with nothing set apart for testing, unless there is a split that says so."""
+        return replace(self, parts=np.full(len(self.labels), TRAIN)) if self.drawn else self
 
     def __len__(self) -> int:
         """Images that are used."""

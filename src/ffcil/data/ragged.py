@@ -59,6 +59,26 @@ Images: TypeAlias = Tensor | RaggedImages
 """a store of either kind"""
 
 
+def taken(store: Images, rows: Tensor) -> Images:
+    """A store of some images of another."""
+    if isinstance(store, Tensor):
+        return store[rows]
+    pixels = [store.image(row).permute(1, 2, 0).reshape(-1) for row in rows.tolist()]
+    return RaggedImages.packed(torch.cat([store.pixels[:0], *pixels]), store.sizes[rows])
+
+
+def joined(first: Images, second: Images) -> Images:
+    """A store of the images of two, which are of one kind; where one has none, the other as it is."""
+    if not len(first) or not len(second):
+        return first if len(first) else second
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return torch.cat([first, second])
+    assert isinstance(first, RaggedImages)
+    assert isinstance(second, RaggedImages)
+    offsets = torch.cat([first.offsets, second.offsets + len(first.pixels)])
+    return RaggedImages(torch.cat([first.pixels, second.pixels]), offsets, torch.cat([first.sizes, second.sizes]))
+
+
 class Located(NamedTuple):
     """Where some images of a store are; every tensor is int64 [B], and a distance is one in the flat store."""
 

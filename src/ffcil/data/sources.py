@@ -78,6 +78,19 @@ def find_source(name: str) -> Source:
     return SOURCES[name]
 
 
+def kind_of(path: Path) -> str:
+    """In which form somebody's own images are at a path: folder, parquet or csv."""
+    if not path.exists():
+        raise InputError(f"There is no file or folder {path}: correct the path.")
+    if path.suffix == ".csv" or (path.is_dir() and list(path.glob("*.csv"))):
+        return "csv"
+    if path.suffix == ".parquet" or (path.is_dir() and next(path.rglob("*.parquet"), None)):
+        return "parquet"
+    if not path.is_dir():
+        raise InputError(f"{path} is no folder, .parquet or .csv file: name one of these, or a data set.")
+    return "folder"
+
+
 def load_dataset(
     name: str, root: str | Path | None = None, image_size: int | None = None, skip_bad: bool = False
 ) -> DataSet:

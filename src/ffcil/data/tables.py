@@ -56,7 +56,15 @@ def list_parquet(root: Path | None) -> Listing:
     parts = stratified(labels, len(class_names)) if splits is None else parts_of(splits, root)
     all_files = [*files, *(image for path in files for image in _named_images(path))]
     names = [f"{path} row {row + 1}" for path, table in zip(files, tables, strict=True) for row in range(len(table))]
-    return Listing(names, labels, parts, class_names, lambda: _parquet_contents(files), file_key(all_files))
+    return Listing(
+        names,
+        labels,
+        parts,
+        class_names,
+        lambda: _parquet_contents(files),
+        file_key(all_files),
+        drawn=splits is None,
+    )
 
 
 @contextmanager
@@ -202,11 +210,9 @@ def list_csv(root: Path | None) -> Listing:
         more = f" and {len(missing) - 1} more that are" if len(missing) > 1 else ", which is"
         raise InputError(f"{file} names {missing[0]}{more} not there: correct the paths, or take the lines out.")
     labels, class_names = _labels([row["label"] for row in rows], listed_classes(file.parent), file)
-    if rows and "split" in rows[0]:
-        parts = parts_of([row["split"] for row in rows], file)
-    else:
-        parts = stratified(labels, len(class_names))
-    return Listing(list(map(str, paths)), labels, parts, class_names, lambda: paths, file_key(paths))
+    drawn = not (rows and "split" in rows[0])
+    parts = stratified(labels, len(class_names)) if drawn else parts_of([row["split"] for row in rows], file)
+    return Listing(list(map(str, paths)), labels, parts, class_names, lambda: paths, file_key(paths), drawn=drawn)
 
 
 def _csv_rows(file: Path) -> list[dict[str, str]]:

@@ -33,44 +33,41 @@ def image_set_of(
     labels: list[int] = []
     for row in range(len(dataset)):  # type: ignore[arg-type]
         image, label = dataset[row]
-        frames.append(_frame(image, image_size, row))
+        frames.append(frame_of(image, image_size, f"Item {row} of the data set"))
         labels.append(int(label))
     names = class_names or getattr(dataset, "classes", None) or range(1 + max(labels, default=-1))
     if labels and not 0 <= min(labels) <= max(labels) < len(names):
         wrong = min(labels) if min(labels) < 0 else max(labels)
         raise InputError(f"An image has label {wrong}, but there are {len(names)} classes: number them from 0 on.")
-    return ImageSet(_stored(frames, image_size), torch.tensor(labels, dtype=torch.int64), tuple(map(str, names)))
+    return ImageSet(stored(frames, image_size), torch.tensor(labels, dtype=torch.int64), tuple(map(str, names)))
 
 
-def _frame(image: Any, size: int, row: int) -> Tensor:
-    """[height, width, 3], scaled as a file's image would be."""
+def frame_of(image: Any, size: int, what: str) -> Tensor:
+    """[height, width, 3], scaled as a file's image would be; `what` names it in errors."""
     if isinstance(image, Tensor):
-        image = _pil(image, row)
+        image = _pil(image, what)
     if not isinstance(image, Image.Image):
-        raise InputError(
-            f"Item {row} of the data set has an image of type {type(image).__name__}: give PIL images or tensors."
-        )
+        raise InputError(f"{what} has an image of type {type(image).__name__}: give PIL images or tensors.")
     try:
         image = as_shown(image)
     except ValueError as error:
-        raise InputError(f"Item {row} of the data set cannot be used ({error}): give it 8 bits a colour.") from error
+        raise InputError(f"{what} cannot be used ({error}): give it 8 bits a colour.") from error
     scaled = middle_square(image, size) if size < LARGE else whole_frame(image, short_side_for(size))
     return torch.from_numpy(np.array(scaled))
 
 
-def _pil(image: Tensor, row: int) -> Image.Image:
+def _pil(image: Tensor, what: str) -> Image.Image:
     if image.ndim != 3 or image.shape[0] not in (1, 3):
-        raise InputError(f"Item {row} of the data set is a tensor {list(image.shape)}: give [1 or 3, height, width].")
+        raise InputError(f"{what} is a tensor {list(image.shape)}: give [1 or 3, height, width].")
     if image.dtype != torch.uint8:
         if not image.is_floating_point() or image.min() < 0 or image.max() > 1:
-            raise InputError(
-                f"Item {row} of the data set is {image.dtype} and not in [0, 1]: give uint8, or drop what scales it."
-            )
+            raise InputError(f"{what} is {image.dtype} and not in [0, 1]: give uint8, or drop what scales it.")
         image = (image * 255).round().to(torch.uint8)
     return Image.fromarray(image.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
 
 
-def _stored(frames: Sequence[Tensor], size: int) -> Images:
+def stored(frames: Sequence[Tensor], size: int) -> Images:
+    """A store of frames for a network whose input has side `size`."""
     pixels = torch.cat([torch.empty(0, dtype=torch.uint8), *(frame.view(-1) for frame in frames)])
     if size < LARGE:
         return pixels.view(-1, size, size, 3).permute(0, 3, 1, 2).contiguous()

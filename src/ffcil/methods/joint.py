@@ -38,6 +38,12 @@ class Joint(Finetune):
     def training_rows(self, increment: Increment) -> Tensor:
         return torch.cat([self.rows, increment.rows])
 
+    def kept_rows(self) -> Tensor:
+        return self.rows
+
+    def renumber(self, position: Tensor) -> None:
+        self.rows = position.to(self.rows.device)[self.rows]
+
     def finish(self, increment: Increment) -> dict[str, Any]:
         self.rows = self.training_rows(increment)
         return {"alignment": None}  # it saw all classes alike: there is no old and new to align

@@ -121,6 +121,13 @@ class Learner(nn.Module, ABC):
         """After a step's training: alignment, memory. Returns what is worth a record."""
         return {}
 
+    def kept_rows(self) -> Tensor:
+        """Rows of the store that later steps train on again, int64."""
+        return torch.empty(0, dtype=torch.int64)
+
+    def renumber(self, position: Tensor) -> None:
+        """The store was made anew: what was row k of it is now row `position[k]`."""
+
     def deployed(self) -> Iterable[nn.Module]:
         """The modules that prediction needs; a teacher, for one, is not among them."""
         return [self]

@@ -50,6 +50,12 @@ class Replay(Finetune):
     def training_rows(self, increment: Increment) -> Tensor:
         return torch.cat([increment.rows, self.memory.rows().to(increment.rows.device)])
 
+    def kept_rows(self) -> Tensor:
+        return self.memory.rows()
+
+    def renumber(self, position: Tensor) -> None:
+        self.memory.by_class = [position.to(rows.device)[rows] for rows in self.memory.by_class]
+
     def finish(self, increment: Increment) -> dict[str, Any]:
         notes = super().finish(increment)
         self.refresh_memory(increment)

@@ -1,0 +1,262 @@
+"""The live classifier: taught step by step it is what a run is, and nothing is lost on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from conftest import coloured_images, small_config, write_colours
+from ffcil.arrivals import given
+from ffcil.classifier import LEARNING, Classifier, teach
+from ffcil.config import RunConfig
+from ffcil.data.image_set import ImageSet
+from ffcil.data.own_images import own_augmentation
+from ffcil.data.ragged import RaggedImages
+from ffcil.errors import InputError
+from ffcil.methods import METHODS
+from ffcil.methods.learner import build_learner
+from ffcil.progress import Listener
+from ffcil.run import augmentation_of
+from ffcil.stream import Stream
+from ffcil.training import Engine
+
+SIZES = [2, 1, 3]
+SIDE = 16
+
+
+def config_of(**overrides: Any) -> RunConfig:
+    return small_config(image_size=SIDE, **overrides)
+
+
+def parts(images: ImageSet, sizes: list[int] = SIZES) -> list[ImageSet]:
+    """What comes at each step, with labels of its own from 0 on."""
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    steps = []
+    for end, size in zip(ends, sizes, strict=True):
+        rows = ((images.labels >= end - size) & (images.labels < end)).nonzero().flatten()
+        part = images.subset(rows)
+        steps.append(ImageSet(part.images, part.labels - (end - size), images.class_names[end - size : end]))
+    return steps
+
+
+def scores_of_a_stream(config: RunConfig, images: ImageSet, test: ImageSet) -> torch.Tensor:
+    """By the same learner that has all images before it, as in a run."""
+    augmentation = augmentation_of(config, own_augmentation(SIDE))
+    learner = build_learner(config, augmentation, Engine.create("cpu", config.train))
+    for increment in Stream(images, test, given(SIZES), class_seed=None):
+        learner.learn(increment)
+    scored = learner.classifiers[0]
+    with torch.no_grad():
+        return torch.cat([s[scored] for s in learner.over(test.images, torch.arange(len(test)), learner.logits)])
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_taught_step_by_step_it_is_what_a_run_is(tmp_path: Path, method: str) -> None:
+    """Saved, loaded and told nothing of earlier images but the exemplars that it kept: the scores are the same bits."""
+    config = config_of(method=method, robust=True)
+    images, test = coloured_images([10] * sum(SIZES), 1), coloured_images([4] * sum(SIZES), 2)
+    classifier = Classifier(config, "cpu")
+    for step in parts(images):
+        classifier.learn(step)
+        classifier.save(tmp_path)
+        classifier = Classifier.load(tmp_path, "cpu")
+    assert classifier.class_names == images.class_names
+    assert torch.equal(classifier._scores(test.images), scores_of_a_stream(config, images, test))
+
+
+def test_only_exemplars_are_kept() -> None:
+    classifier = Classifier(config_of(method="icarl", memory={"budget": 12}), "cpu")
+    for step in parts(coloured_images([10] * 6, 1)):
+        classifier.learn(step)
+    assert len(classifier._kept) == 12
+    assert classifier._kept.counts().tolist() == [2] * 6
+    nothing = Classifier(config_of(method="simplecil"), "cpu")
+    nothing.learn(parts(coloured_images([10] * 6, 1))[0])
+    assert len(nothing._kept) == 0
+
+
+class Breaks(Listener):
+    """Power fails after some epochs."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def epoch_done(self, epoch: int, loss: float, images_per_second: float) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+def test_a_learning_broken_off_is_taken_up(tmp_path: Path) -> None:
+    config = config_of(method="icarl").model_copy(update={"checkpoint_seconds": 0.0})
+    first, second, _ = parts(coloured_images([10] * 6, 1))
+    test = coloured_images([4] * 6, 2)
+    whole = Classifier(config, "cpu")
+    for step in (first, second):
+        whole.learn(step)
+
+    teach(tmp_path / "a", [first], config, "cpu")
+    with pytest.raises(KeyboardInterrupt):
+        teach(tmp_path / "a", [second], None, "cpu", Breaks(after=4))
+    assert (tmp_path / "a" / LEARNING).exists()
+    assert Classifier.load(tmp_path / "a", "cpu").class_names == first.class_names  # as it was
+    epochs: list[int] = []
+
+    class Counts(Listener):
+        def epoch_done(self, epoch: int, loss: float, images_per_second: float) -> None:
+            epochs.append(epoch)
+
+    taught, _ = teach(tmp_path / "a", [second], None, "cpu", Counts())
+    assert epochs == [4, 5, 6]  # the third was the last that was noted
+    assert not (tmp_path / "a" / LEARNING).exists()
+    assert torch.equal(taught._scores(test.images), whole._scores(test.images))
+
+
+def test_what_was_noted_of_another_learning_is_not_taken_up(tmp_path: Path) -> None:
+    config = config_of(method="replay").model_copy(update={"checkpoint_seconds": 0.0})
+    first, second, third = parts(coloured_images([10] * 6, 1))
+    classifier = Classifier(config, "cpu")
+    classifier.learn(first)
+    with pytest.raises(KeyboardInterrupt):
+        classifier.learn(second, tmp_path, Breaks(after=3))
+    untouched = Classifier(config, "cpu")
+    for step in (first, third):
+        untouched.learn(step)
+    classifier.learn(third, tmp_path)
+    test = coloured_images([4] * 6, 2).images
+    assert torch.equal(classifier._scores(test), untouched._scores(test))
+
+
+def test_what_fails_leaves_it_as_it_was() -> None:
+    first, second, third = parts(coloured_images([10] * 6, 1))
+    classifier = Classifier(config_of(method="icarl"), "cpu")
+    classifier.learn(first)
+    test = coloured_images([4] * 6, 2).images
+    before = classifier._scores(test)
+    with pytest.raises(KeyboardInterrupt):
+        classifier.learn(second, listener=Breaks(after=2))
+    assert classifier.class_names == first.class_names
+    assert torch.equal(classifier._scores(test), before)
+    with pytest.raises(InputError, match="Class 'colour 0' is known already"):
+        classifier.learn(first)
+    classifier.learn(third)
+    assert classifier.class_names == first.class_names + third.class_names
+
+
+def test_files_pictures_and_tensors_are_seen_alike(tmp_path: Path) -> None:
+    write_colours(tmp_path / "all", classes=3, images=10)
+    classifier = Classifier(config_of(method="simplecil"), "cpu")
+    classifier.learn(tmp_path / "all")
+    assert classifier.class_names == ("colour 0", "colour 1", "colour 2")
+    files = sorted((tmp_path / "all").rglob("*.png"))
+    opened = [Image.open(file) for file in files]
+    tensors = [torch.frombuffer(bytearray(i.tobytes()), dtype=torch.uint8).view(16, 16, 3) for i in opened]
+    by_file = classifier.predict(map(str, files), top=2)
+    assert by_file == classifier.predict(opened, top=2)
+    assert by_file == classifier.predict([t.permute(2, 0, 1) for t in tensors], top=2)
+    assert all(best.score >= second.score for best, second in by_file)
+
+
+def test_accuracy_by_hand(tmp_path: Path) -> None:
+    write_colours(tmp_path / "all", classes=5, images=8)
+    classifier = Classifier(config_of(method="simplecil"), "cpu")
+    for names in (["colour 3"], ["colour 0", "colour 1", "colour 4"]):
+        folder = tmp_path / names[0].replace("colour", "step")
+        folder.mkdir()
+        for name in names:
+            (tmp_path / "all" / name).rename(folder / name)
+        classifier.learn(folder)
+        folder.rename(tmp_path / f"learned {folder.name}")
+    both = tmp_path / "both"
+    both.mkdir()
+    right: dict[str, list[bool]] = {}
+    for folder in sorted(tmp_path.glob("learned */*")):
+        guesses = classifier.predict(sorted(folder.iterdir()))
+        right[folder.name] = [guess.name == folder.name for (guess,) in guesses]
+        folder.rename(both / folder.name)
+    tested = classifier.test(both)
+
+    def percent(names: list[str]) -> float:
+        answers = [answer for name in names for answer in right[name]]
+        return pytest.approx(100 * sum(answers) / len(answers))  # type: ignore[no-any-return]
+
+    assert tested["images"] == 32
+    assert tested["accuracy"] == percent(list(right))
+    assert tested["by_step"] == [percent(["colour 3"]), percent(["colour 0", "colour 1", "colour 4"])]
+    assert tested["by_class"] == {name: percent([name]) for name in classifier.class_names}
+    assert 0 < sum(map(sum, right.values())) < 32  # a test that could fail
+
+
+def test_images_of_any_size_are_kept_in_full(tmp_path: Path) -> None:
+    """From 96 pixels on an exemplar is a full frame of its own shape, also after it was saved."""
+    made = torch.Generator().manual_seed(0)
+    for k, name in enumerate(["wide", "tall", "square"]):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            shape = {"wide": (90, 120), "tall": (140, 100), "square": (99, 99)}[name]
+            pixels = torch.randint(60 * k, 60 * k + 60, (*shape, 3), generator=made, dtype=torch.uint8)
+            Image.fromarray(pixels.numpy()).save(tmp_path / name / f"{number}.png")
+    phase = {"epochs": 1, "learning_rate": 0.01}
+    train = {"batch": 8, "first": phase, "later": phase}
+    config = small_config(method="replay", memory={"budget": None, "per_class": 2}, train=train).model_copy(
+        update={"image_size": 96}
+    )
+    classifier = Classifier(config, "cpu")
+    classifier.learn(tmp_path)
+    classifier.save(tmp_path / "model")
+    images = Classifier.load(tmp_path / "model", "cpu")._kept.images
+    assert isinstance(images, RaggedImages)
+    assert len(images) == 6
+    kept = classifier._kept.images
+    assert isinstance(kept, RaggedImages)
+    assert torch.equal(images.pixels, kept.pixels)
+    assert images.sizes.tolist() == [[110, 110]] * 2 + [[154, 110]] * 2 + [[110, 146]] * 2  # classes by name
+
+
+def test_bad_input() -> None:
+    classifier = Classifier(config_of(method="replay", memory={"budget": 3}), "cpu")
+    with pytest.raises(InputError, match="knows no classes yet"):
+        classifier.predict([torch.zeros(3, 8, 8)])
+    images = coloured_images([4] * 5, 1)
+    with pytest.raises(InputError, match="less than one exemplar"):
+        classifier.learn(images)
+    with pytest.raises(InputError, match="'colour 1' has no images"):
+        classifier.learn(ImageSet(images.images[:4], images.labels[:4], images.class_names[:2]))
+    with pytest.raises(InputError, match="no classes: add some"):
+        classifier.learn(ImageSet(images.images[:0], images.labels[:0], ()))
+    classifier.learn(parts(images, [2, 1, 2])[0])
+    with pytest.raises(InputError, match="Input 2 has an image of type int"):
+        classifier.predict([torch.zeros(3, 8, 8), 3])  # type: ignore[list-item]
+    with pytest.raises(InputError, match="'colour 2' is not known"):
+        classifier.test(images)
+
+
+def test_unreadable_files_are_named_or_passed_over(tmp_path: Path) -> None:
+    write_colours(tmp_path / "all", classes=2, images=4)
+    classifier = Classifier(config_of(method="simplecil"), "cpu")
+    classifier.learn(tmp_path / "all")
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"no image")
+    good = next((tmp_path / "all").rglob("*.png"))
+    with pytest.raises(InputError, match=r"1 image\(s\) cannot be read.*bad\.png"):
+        classifier.predict([good, bad])
+    first, second = classifier.predict([bad, good], skip_bad=True)
+    assert first == []
+    assert second == classifier.predict([good])[0]
+
+
+def test_progress_is_told() -> None:
+    told: list[tuple[int, int, int, int]] = []
+
+    class Tells(Listener):
+        def step_started(self, step: int, new: int, seen: int, epochs: int) -> None:
+            told.append((step, new, seen, epochs))
+
+    classifier = Classifier(config_of(method="replay"), "cpu")
+    notes = [classifier.learn(step, listener=Tells()) for step in parts(coloured_images([6] * 6, 1))]
+    assert told == [(1, 2, 2, 6), (2, 1, 3, 6), (3, 3, 6, 6)]
+    assert all(note["training_images"] for note in notes)
