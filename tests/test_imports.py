@@ -13,7 +13,7 @@ SOURCE = Path(ffcil.__file__).parent
 
 # From the bottom up: a module may import what stands on an earlier line, never a later one.
 LAYERS = [
-    ["errors"],
+    ["errors", "stopping"],
     ["config"],
     ["arrivals", "recipe", "checkpoint", "losses", "alignment", "metrics", "memory"],
     ["data.cache", "data.placement", "data.autoaugment"],

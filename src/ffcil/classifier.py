@@ -39,6 +39,7 @@ from ffcil.progress import Listener
 from ffcil.recipe import read_yaml
 from ffcil.run import augmentation_of, count
 from ffcil.run_folder import locked
+from ffcil.stopping import Stop
 from ffcil.stream import Increment
 from ffcil.training import Engine, Progress, evaluating
 
@@ -108,12 +109,15 @@ class Classifier:
         try:
             progress = progress_file.take_up(self, increment) if progress_file else None
 
-            def after_epoch(now: Progress) -> None:
-                listener.epoch_done(now.epoch, now.loss, now.images / now.seconds)
-                if progress_file:
-                    progress_file.note(self, now)
+            with Stop() as stop:
 
-            notes = self.learner.learn(increment, progress, after_epoch)
+                def after_epoch(now: Progress) -> None:
+                    listener.epoch_done(now.epoch, now.loss, now.images / now.seconds)
+                    if progress_file:
+                        progress_file.note(self, now, at_once=stop.asked)
+                    stop.raise_if_asked()
+
+                notes = self.learner.learn(increment, progress, after_epoch)
             self._keep(increment.train)
         except BaseException:
             self._restore(before)
@@ -301,8 +305,8 @@ class _Progress:
         classifier.learner.restore(state["learner"])
         return Progress(**state["progress"])
 
-    def note(self, classifier: Classifier, progress: Progress) -> None:
-        if time.monotonic() - self.written >= classifier.config.checkpoint_seconds:
+    def note(self, classifier: Classifier, progress: Progress, at_once: bool) -> None:
+        if at_once or time.monotonic() - self.written >= classifier.config.checkpoint_seconds:
             state = {"request": self.request, "progress": vars(progress), "learner": classifier.learner.state()}
             self.file.parent.mkdir(parents=True, exist_ok=True)
             save_state(self.file, state)

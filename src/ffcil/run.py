@@ -28,6 +28,7 @@ from ffcil.methods.learner import Learner, build_learner, complete
 from ffcil.models.vit import published_normalisation
 from ffcil.progress import Listener
 from ffcil.run_folder import Counts, RunFolder, identity, locked
+from ffcil.stopping import Stop
 from ffcil.stream import Increment, Stream
 from ffcil.training import Engine, Progress
 
@@ -156,9 +157,11 @@ class Run:
         self.files.keep_records(finished)
         self.listener.started(str(self.folder), len(stream), finished, progress.epoch if progress else 0)
         try:
-            for position in range(finished, len(stream)):
-                self._step(learner, stream[position], progress)
-                progress = None
+            with Stop() as stop:
+                for position in range(finished, len(stream)):
+                    stop.raise_if_asked()
+                    self._step(learner, stream[position], progress, stop)
+                    progress = None
         finally:
             self.listener.finished()
         self._conclude(stream, learner)
@@ -180,7 +183,7 @@ class Run:
         state = {"finished": finished, "progress": vars(progress) if progress else None, "learner": learner.state()}
         save_checkpoint(self.folder / "checkpoints", finished + 1, progress.epoch if progress else 0, state)
 
-    def _step(self, learner: Learner, increment: Increment, progress: Progress | None) -> None:
+    def _step(self, learner: Learner, increment: Increment, progress: Progress | None, stop: Stop) -> None:
         new, epochs = len(increment.classes), learner.phase(increment).epochs if learner.trains(increment) else 0
         self.listener.step_started(increment.step, new, increment.seen_now, epochs)
         saved = time.monotonic()
@@ -188,9 +191,10 @@ class Run:
         def after_epoch(now: Progress) -> None:
             nonlocal saved
             self.listener.epoch_done(now.epoch, now.loss, now.images / now.seconds)
-            if time.monotonic() - saved >= self.config.checkpoint_seconds:
+            if stop.asked or time.monotonic() - saved >= self.config.checkpoint_seconds:
                 self._save(learner, increment.step - 1, now)
                 saved = time.monotonic()
+            stop.raise_if_asked()
 
         notes = learner.learn(increment, progress, after_epoch)
         start = time.perf_counter()

@@ -1,0 +1,118 @@
+"""Being told to stop: at the end of the epoch, where nothing is lost, and not later than that."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import coloured_images, small_config, write_colours
+from ffcil import stopping
+from ffcil.checkpoint import checkpoints
+from ffcil.classifier import LEARNING, Classifier
+from ffcil.progress import Listener
+from ffcil.run import Run
+from ffcil.stopping import Stop
+
+
+class Signals(Listener):
+    """Sends this process signals when an epoch is told, once, and is slow to return."""
+
+    def __init__(self, at: int, signals: int = 1, seconds: float = 0.0) -> None:
+        self.at, self.signals, self.seconds = at, signals, seconds
+        self.told: list[int] = []
+        self.returned = False
+
+    def epoch_done(self, epoch: int, loss: float, images_per_second: float) -> None:
+        self.told.append(epoch)
+        if len(self.told) == self.at:
+            for _ in range(self.signals):
+                os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(self.seconds)
+            self.returned = True
+
+
+def run(folder: Path, listener: Listener | None = None) -> Run:
+    config = small_config(method="icarl", image_size=16, dataset="folder", arrivals={"sizes": [2, 1]})
+    config = config.model_copy(update={"checkpoint_seconds": 1e6})
+    colours = folder.parent / "colours"
+    if not colours.exists():
+        write_colours(colours, classes=3)
+    return Run(config, folder, data=colours, device="cpu", threads=1, listener=listener)
+
+
+def test_an_epoch_that_ends_is_not_lost(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    listener = Signals(at=8)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", listener).execute()
+    assert "once more stops at once" in capfd.readouterr().err
+    (path,) = checkpoints(tmp_path / "run" / "checkpoints")
+    assert path.name == "step-0002-epoch-00002.safetensors"  # six epochs a step: the second of the second step
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    rest = Signals(at=0)
+    run(tmp_path / "run", rest).execute()
+    assert rest.told == [3, 4, 5, 6]
+    run(tmp_path / "whole").execute()
+    counts = [(tmp_path / name / "counts" / "step-002.npz").read_bytes() for name in ("run", "whole")]
+    assert counts[0] == counts[1]
+
+
+def test_once_more_stops_at_once(tmp_path: Path) -> None:
+    listener = Signals(at=1, signals=2)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", listener).execute()
+    assert not listener.returned
+    assert checkpoints(tmp_path / "run" / "checkpoints") == []
+
+
+def test_a_long_epoch_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "SECONDS", 0.1)
+    listener = Signals(at=1, seconds=60)
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", listener).execute()
+    assert time.monotonic() - start < 30
+    assert not listener.returned
+
+
+def test_a_classifier_that_is_told_to_stop(tmp_path: Path) -> None:
+    config = small_config(method="replay", image_size=16).model_copy(update={"checkpoint_seconds": 1e6})
+    images = coloured_images([8] * 3, 1)
+    classifier = Classifier(config, "cpu")
+    with pytest.raises(KeyboardInterrupt):
+        classifier.learn(images, tmp_path, Signals(at=4))
+    assert (tmp_path / LEARNING).exists()
+    rest = Signals(at=0)
+    classifier.learn(images, tmp_path, rest)
+    assert rest.told == [5, 6]
+
+
+def test_what_others_handle_stays_theirs() -> None:
+    def theirs(number: int, frame: object) -> None: ...
+
+    before = signal.signal(signal.SIGTERM, theirs)
+    try:
+        with Stop() as stop:
+            assert signal.getsignal(signal.SIGTERM) is theirs
+            assert signal.getsignal(signal.SIGINT) == stop._ask
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_in_a_thread_nothing_is_handled() -> None:
+    seen = []
+
+    def work() -> None:
+        with Stop():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [signal.default_int_handler]
