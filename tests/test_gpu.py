@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ffcil.arrivals import given
 from ffcil.checkpoint import load_state, save_state
+from ffcil.classifier import Classifier
 from ffcil.config import RunConfig
 from ffcil.data.augment import Draws
 from ffcil.data.autoaugment import PolicyName
@@ -275,3 +276,22 @@ def test_a_store_that_does_not_fit_is_read_from_the_host() -> None:
     large = torch.randint(0, 256, (100, 3, 32, 32), dtype=torch.uint8)
     assert torch.equal(placed(large, device, room=1000).cpu(), large)
     del here, stores
+
+
+def test_a_classifier_taught_on_the_gpu_is_the_same_on_the_cpu(tmp_path: Path) -> None:
+    """Learned in captured steps from images on the device; what is kept lies on the host, and a CPU can go on."""
+    stream = make_stream((4, 4))
+    classifier = Classifier(config(), "cuda")
+    for increment in stream:
+        part = increment.train.subset(increment.rows)
+        first = increment.seen_before
+        classifier.learn(ImageSet(part.images, part.labels - first, stream.train.class_names[first:][:4]))
+    assert classifier._kept.images.device.type == "cpu"
+    assert len(classifier._kept) == 40
+    classifier.save(tmp_path)
+    on_cpu = Classifier.load(tmp_path, "cpu")
+    images = stream.test.images
+    assert isinstance(images, Tensor)
+    torch.testing.assert_close(classifier._scores(images), on_cpu._scores(images), rtol=1e-2, atol=1e-2)
+    on_cpu.learn(ImageSet(images[:8], torch.zeros(8, dtype=torch.int64), ("another",)))
+    assert len(on_cpu.class_names) == 9
