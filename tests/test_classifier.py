@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import Dataset, Subset
 
 from conftest import coloured_images, small_config, write_colours
 from ffcil.arrivals import given
-from ffcil.classifier import LEARNING, Classifier, teach
+from ffcil.classifier import LEARNING, MODEL, Classifier
 from ffcil.config import RunConfig
 from ffcil.data.image_set import ImageSet
 from ffcil.data.own_images import own_augmentation
@@ -21,7 +23,8 @@ from ffcil.methods import METHODS
 from ffcil.methods.learner import build_learner
 from ffcil.progress import Listener
 from ffcil.run import augmentation_of
-from ffcil.stream import Stream
+from ffcil.stream import Increment, Stream
+from ffcil.teaching import teach
 from ffcil.training import Engine
 
 SIZES = [2, 1, 3]
@@ -99,9 +102,9 @@ def test_a_learning_broken_off_is_taken_up(tmp_path: Path) -> None:
     for step in (first, second):
         whole.learn(step)
 
-    teach(tmp_path / "a", [first], config, "cpu")
+    teach(tmp_path / "a", [first], config, device="cpu")
     with pytest.raises(KeyboardInterrupt):
-        teach(tmp_path / "a", [second], None, "cpu", Breaks(after=4))
+        teach(tmp_path / "a", [second], device="cpu", listener=Breaks(after=4))
     assert (tmp_path / "a" / LEARNING).exists()
     assert Classifier.load(tmp_path / "a", "cpu").class_names == first.class_names  # as it was
     epochs: list[int] = []
@@ -110,7 +113,7 @@ def test_a_learning_broken_off_is_taken_up(tmp_path: Path) -> None:
         def epoch_done(self, epoch: int, loss: float, images_per_second: float) -> None:
             epochs.append(epoch)
 
-    taught, _ = teach(tmp_path / "a", [second], None, "cpu", Counts())
+    taught, _ = teach(tmp_path / "a", [first, second], config, device="cpu", listener=Counts())
     assert epochs == [4, 5, 6]  # the third was the last that was noted
     assert not (tmp_path / "a" / LEARNING).exists()
     assert torch.equal(taught._scores(test.images), whole._scores(test.images))
@@ -224,15 +227,21 @@ def test_bad_input() -> None:
     images = coloured_images([4] * 5, 1)
     with pytest.raises(InputError, match="less than one exemplar"):
         classifier.learn(images)
-    with pytest.raises(InputError, match="'colour 1' has no images"):
-        classifier.learn(ImageSet(images.images[:4], images.labels[:4], images.class_names[:2]))
-    with pytest.raises(InputError, match="no classes: add some"):
+    with pytest.raises(InputError, match="no images to learn: add some"):
         classifier.learn(ImageSet(images.images[:0], images.labels[:0], ()))
+    with pytest.raises(InputError, match="Two classes of a, a have one name"):
+        classifier.learn(ImageSet(images.images[:8], images.labels[:8], ("a", "a")))
+    with pytest.raises(InputError, match="not stored for an input of 16 pixels"):
+        classifier.learn(ImageSet(images.images[:, :, :8, :8], images.labels, images.class_names))
     classifier.learn(parts(images, [2, 1, 2])[0])
     with pytest.raises(InputError, match="Input 2 has an image of type int"):
         classifier.predict([torch.zeros(3, 8, 8), 3])  # type: ignore[list-item]
     with pytest.raises(InputError, match="'colour 2' is not known"):
         classifier.test(images)
+    with pytest.raises(InputError, match=r"as a list, also where there is one"):
+        classifier.predict("a.png")
+    with pytest.raises(InputError, match="top is 0"):
+        classifier.predict([torch.zeros(3, 8, 8)], top=0)
 
 
 def test_unreadable_files_are_named_or_passed_over(tmp_path: Path) -> None:
@@ -260,3 +269,168 @@ def test_progress_is_told() -> None:
     notes = [classifier.learn(step, listener=Tells()) for step in parts(coloured_images([6] * 6, 1))]
     assert told == [(1, 2, 2, 6), (2, 1, 3, 6), (3, 3, 6, 6)]
     assert all(note["training_images"] for note in notes)
+
+
+# --- what a careful reader found ------------------------------------------------------------------------------------
+
+
+def test_a_part_of_a_larger_set_brings_its_own_classes_alone() -> None:
+    """Also where the others have no images, or images of no class in use; torch's Subset knows its whole's names."""
+    images = coloured_images([4] * 5, 1)
+    classifier = Classifier(config_of(method="simplecil"), "cpu")
+    some = replace(images, labels=torch.where(images.labels < 2, images.labels, -1))
+    classifier.learn(some)
+    assert classifier.class_names == images.class_names[:2]
+    assert classifier.learner.statistics.means.shape[0] == 2  # type: ignore[union-attr]
+
+    class Whole(Dataset[Any]):
+        classes = images.class_names
+
+        def __len__(self) -> int:
+            return len(images)
+
+        def __getitem__(self, row: int) -> Any:
+            return images.images[row], int(images.labels[row])
+
+    rows = (images.labels >= 3).nonzero().flatten().tolist()
+    notes = classifier.learn(Subset(Whole(), rows))
+    assert classifier.class_names == images.class_names[:2] + images.class_names[3:]
+    assert notes["new_images"] == 8
+    other = Classifier(config_of(method="simplecil"), "cpu")
+    first, last = images.subset((images.labels < 2).nonzero().flatten()), images.subset(torch.tensor(rows))
+    other.learn(replace(first, class_names=images.class_names[:2]))
+    other.learn(replace(last, labels=last.labels - 3, class_names=images.class_names[3:]))
+    assert torch.equal(classifier._scores(images.images), other._scores(images.images))
+
+
+def test_a_method_that_does_not_say_what_it_keeps_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Keeper(METHODS["finetune"]):  # type: ignore[misc]
+        def training_rows(self, increment: Increment) -> torch.Tensor:
+            return increment.rows
+
+    monkeypatch.setitem(METHODS, "keeper", Keeper)
+    with pytest.raises(InputError, match=r"'keeper' trains on rows of earlier steps .* kept_rows and renumber"):
+        Classifier(config_of(method="keeper"), "cpu")
+
+
+def test_progress_of_another_classifier_is_not_taken_up(tmp_path: Path) -> None:
+    """Of the same classes, even: what they learned before may have been other images."""
+    config = config_of(method="replay").model_copy(update={"checkpoint_seconds": 0.0})
+    first, second, _ = parts(coloured_images([10] * 6, 1))
+    others, _, _ = parts(coloured_images([10] * 6, 5))
+    broken, whole = Classifier(config, "cpu"), Classifier(config, "cpu")
+    broken.learn(first)
+    with pytest.raises(KeyboardInterrupt):
+        broken.learn(second, tmp_path, Breaks(after=3))
+    whole.learn(others)
+    untouched = Classifier(config, "cpu")
+    for step in (others, second):
+        untouched.learn(step)
+    whole.learn(second, tmp_path)
+    test = coloured_images([4] * 6, 2).images
+    assert torch.equal(whole._scores(test), untouched._scores(test))
+
+
+def test_a_step_learned_before_is_passed_over(tmp_path: Path) -> None:
+    """So the same command continues, also when it is done."""
+    config = config_of(method="replay")
+    first, second, third = parts(coloured_images([6] * 6, 1))
+    teach(tmp_path, [first], config, device="cpu")
+    taught, notes = teach(tmp_path, [first, second], config, device="cpu")
+    assert [note is None for note in notes] == [True, False]
+    content = (tmp_path / MODEL).read_bytes()
+    assert teach(tmp_path, [first, second], config, device="cpu")[1] == [None, None]
+    assert (tmp_path / MODEL).read_bytes() == content
+    with pytest.raises(InputError, match="has its method since it was made"):
+        teach(tmp_path, [third], config_of(method="icarl"), device="cpu")
+    assert Classifier.load(tmp_path, "cpu").class_names == taught.class_names
+
+
+def test_what_may_change_between_steps(tmp_path: Path) -> None:
+    first, second, _ = parts(coloured_images([6] * 6, 1))
+    teach(tmp_path, [first], config_of(method="replay", memory={"budget": 2}), device="cpu")
+    with pytest.raises(InputError, match="less than one exemplar for each of 3 classes"):
+        teach(tmp_path, [second], device="cpu")
+    teach(tmp_path, [second], changes={"memory": {"budget": 9}}, device="cpu")
+    taught = Classifier.load(tmp_path, "cpu")
+    assert taught.config.memory.budget == 9
+    assert taught._kept.counts().tolist() == [1, 1, 3]  # what is gone is gone
+    with pytest.raises(InputError, match="has its image_size since it was made"):
+        Classifier.load(tmp_path, "cpu", {"image_size": 32})
+
+
+def test_one_split_alone_will_do(tmp_path: Path) -> None:
+    write_colours(tmp_path / "only" / "train", classes=2, images=4)
+    write_colours(tmp_path / "also" / "test", classes=2, images=3)
+    classifier = Classifier(config_of(method="simplecil"), "cpu")
+    assert classifier.learn(tmp_path / "only")["new_images"] == 8
+    assert classifier.test(tmp_path / "also")["images"] == 6
+    with pytest.raises(InputError, match="no images to test on"):
+        classifier.test(tmp_path / "only")
+    with pytest.raises(InputError, match="no images to learn"):
+        classifier.learn(tmp_path / "also")
+    lines = ["path,label,split"]
+    for file in sorted((tmp_path / "only" / "train").rglob("*.png")):
+        lines.append(f"{file.relative_to(tmp_path)},new {file.parent.name},train")
+    (tmp_path / "list.csv").write_text("\n".join(lines))
+    assert classifier.learn(tmp_path / "list.csv")["new_images"] == 8
+
+
+def test_a_folder_of_other_things_is_not_written_into(tmp_path: Path) -> None:
+    write_colours(tmp_path / "images", classes=2, images=4)
+    with pytest.raises(InputError, match=r"holds other things"):
+        teach(tmp_path / "images", [tmp_path / "images"], config_of(method="simplecil"), device="cpu")
+    with pytest.raises(InputError, match="Unknown method"):
+        teach(tmp_path / "new", [tmp_path / "images"], config_of(method="simplecl"), device="cpu")
+    with pytest.raises(InputError, match="There is no classifier in"):
+        teach(tmp_path / "new", [tmp_path / "images"], device="cpu")
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(InputError, match="lies among the images in"):
+        teach(tmp_path / "images" / "model", [tmp_path / "images"], config_of(method="simplecil"), device="cpu")
+
+
+def test_damaged_and_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, _ = parts(coloured_images([6] * 6, 1))
+    monkeypatch.setitem(METHODS, "mine", METHODS["simplecil"])
+    config = config_of(method="simplecil").model_copy(update={"method": "mine"})
+    teach(tmp_path, [first], config, device="cpu")
+    (tmp_path / LEARNING).write_bytes(b"half")
+    with pytest.raises(InputError, match="remove this file, and the step begins anew"):
+        teach(tmp_path, [second], device="cpu")
+    monkeypatch.delitem(METHODS, "mine")
+    with pytest.raises(InputError, match="method 'mine', which is not known here: add --import"):
+        Classifier.load(tmp_path, "cpu")
+    (tmp_path / MODEL).write_bytes(b"half")
+    with pytest.raises(InputError, match="bring back a copy of it"):
+        Classifier.load(tmp_path, "cpu")
+
+
+def test_one_picture_many_times_and_a_strip(tmp_path: Path) -> None:
+    """A PIL image is read when it is needed, by one thread; what cannot be scaled is told like what cannot be read."""
+    write_colours(tmp_path / "all", classes=2, images=4)
+    classifier = Classifier(config_of(method="simplecil"), "cpu")
+    classifier.learn(tmp_path / "all")
+    file = next((tmp_path / "all").rglob("*.png"))
+    many = classifier.predict([Image.open(file)] * 40 + [file])
+    assert many == [many[-1]] * 41
+    strip = Image.new("RGB", (2000, 10))
+    strip.save(tmp_path / "strip.png")
+    config = small_config(method="replay", image_size=96, train={"first": {"epochs": 1}, "later": {"epochs": 1}})
+    large = Classifier(config, "cpu")
+    large.learn(tmp_path / "all")
+    with pytest.raises(InputError, match=r"Input 1 cannot be used \(it is more than 16 times as long as wide\)"):
+        large.predict([strip])
+    with pytest.raises(InputError, match=r"strip\.png \(it is more than 16 times as long as wide\)"):
+        large.predict([tmp_path / "strip.png"])
+
+
+def test_memory_that_is_not_enough_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, _ = parts(coloured_images([6] * 6, 1))
+    teach(tmp_path, [first], config_of(method="replay"), device="cpu")
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(METHODS["replay"], "loss", full)
+    with pytest.raises(InputError, match="The GPU's memory is not enough"):
+        teach(tmp_path, [second], device="cpu")

@@ -266,11 +266,12 @@ def test_learning_predicting_and_testing(ffcil: Command, tmp_path: Path) -> None
     first, second = str(tmp_path / "first"), str(tmp_path / "second")
     done = ffcil("learn", "model", first, *SMALL)
     assert done.returncode == 0, done.stderr
-    assert "learned colour 0, colour 1, colour 2 from 30 images" in done.stdout
+    assert done.stdout.startswith(f"{first}: learned colour 0, colour 1, colour 2 from 30 images")
     assert done.stdout.endswith("model knows 3 class(es) from 1 step(s)\n")
     notes = json.loads(ffcil("learn", "model", second, "--device", "cpu", "--json").stdout)
     assert [note["classes"] for note in notes] == [["colour 3"]]
-    assert notes[0]["training_images"] == 40  # ten new ones and all that the budget could keep
+    assert notes[0]["new_images"] == 10
+    assert notes[0]["training_images"] == 40  # with all that the budget could keep
 
     tested = json.loads(ffcil("test", "model", first, "--device", "cpu", "--json").stdout)
     assert tested["images"] == 30
@@ -308,13 +309,19 @@ def test_mistakes_with_a_classifier(ffcil: Command, tmp_path: Path) -> None:
     assert "There is no file or folder nowhere" in refused("learn", "model", "nowhere", *SMALL)
     assert not Path("model").exists()
     assert ffcil("learn", "model", first, *SMALL).returncode == 0
-    assert "Class 'colour 0' is known already" in refused("learn", "model", first, "--device", "cpu")
-    assert "leave --recipe and --set out" in refused("learn", "model", first, "--set", "method=der")
+    again = ffcil("learn", "model", first, *SMALL)  # the same command continues, also when it is done
+    assert again.returncode == 0
+    assert again.stdout.startswith(f"{first} was learned before\nmodel knows 2 class(es)")
+    write_colours(tmp_path / "more", classes=2, images=3)
+    assert "Class 'colour 0' is known already" in refused("learn", "model", str(tmp_path / "more"), "--device", "cpu")
+    assert "has its method since it was made" in refused("learn", "model", first, "--set", "method=der")
     assert "There is no file or folder what.jpg" in refused("predict", "model", "what.jpg")
     Path("empty").mkdir()
     assert "There are no images in empty" in refused("predict", "model", "empty")
     Path("bad.png").write_bytes(b"nothing")
     assert "1 image(s) cannot be read" in refused("predict", "model", "bad.png", "--device", "cpu")
-    assert ffcil("predict", "model", "bad.png", "--skip-bad", "--device", "cpu").stdout == ""
+    passed = ffcil("predict", "model", "bad.png", "--skip-bad", "--device", "cpu")
+    assert (passed.returncode, passed.stdout) == (0, "")
+    assert passed.stderr == "ffcil: bad.png cannot be read and is passed over.\n"
     write_colours(tmp_path / "other", classes=3, images=2)
     assert "Class 'colour 2' is not known" in refused("test", "model", str(tmp_path / "other"), "--device", "cpu")

@@ -6,17 +6,22 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from conftest import coloured_images, small_config, write_colours
 from ffcil import stopping
 from ffcil.checkpoint import checkpoints
 from ffcil.classifier import LEARNING, Classifier
+from ffcil.data.image_set import ImageSet
 from ffcil.progress import Listener
 from ffcil.run import Run
 from ffcil.stopping import Stop
+from ffcil.teaching import teach
 
 
 class Signals(Listener):
@@ -89,6 +94,45 @@ def test_a_classifier_that_is_told_to_stop(tmp_path: Path) -> None:
     rest = Signals(at=0)
     classifier.learn(images, tmp_path, rest)
     assert rest.told == [5, 6]
+
+
+def test_told_while_nothing_is_trained_it_stops_after_the_step(tmp_path: Path) -> None:
+    """A method without epochs: the step is done and saved, the next one is not begun."""
+
+    class AtOnce(Listener):
+        def step_started(self, step: int, new: int, seen: int, epochs: int) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    config = small_config(method="simplecil", image_size=16)
+    images = coloured_images([8] * 2, 1)
+    first, second = (
+        ImageSet(images.images[images.labels == k], torch.zeros(8, dtype=torch.int64), (f"class {k}",)) for k in (0, 1)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        teach(tmp_path / "model", [first, second], config, device="cpu", listener=AtOnce())
+    assert Classifier.load(tmp_path / "model", "cpu").class_names == ("class 0",)
+
+
+def test_a_run_that_is_done_stops_what_would_come_after_it(tmp_path: Path) -> None:
+    class AtTheEnd(Listener):
+        def step_done(self, record: Mapping[str, Any]) -> None:
+            if record["step"] == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", AtTheEnd()).execute()
+    assert (tmp_path / "run" / "done").exists()
+
+
+def test_a_terminal_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(stopping.os, "write", gone)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", Signals(at=3)).execute()
+    (path,) = checkpoints(tmp_path / "run" / "checkpoints")
+    assert path.name == "step-0001-epoch-00003.safetensors"
 
 
 def test_what_others_handle_stays_theirs() -> None:

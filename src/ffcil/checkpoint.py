@@ -70,14 +70,21 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
     write_whole(path, save(tensors, metadata={"skeleton": json.dumps(skeleton)}))
 
 
-def load_state(path: Path) -> dict[str, Any]:
-    """What `save_state` wrote, on the CPU."""
+def copied(state: dict[str, Any]) -> dict[str, Any]:
+    """As if it had been written and read: nothing that is done to the original reaches it."""
+    tensors: dict[str, Tensor] = {}
+    copy: dict[str, Any] = _unflatten(_flatten(state, "", tensors), tensors)
+    return copy
+
+
+def load_state(path: Path, remedy: str = "remove the run's folder and start again") -> dict[str, Any]:
+    """What `save_state` wrote, on the CPU; `remedy` for a file that is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
             state: dict[str, Any] = _unflatten(json.loads(file.metadata()["skeleton"]), tensors)
     except (SafetensorError, TypeError, KeyError, json.JSONDecodeError) as error:
-        raise InputError(f"Checkpoint {path} is damaged ({error}): remove the run's folder and start again.") from error
+        raise InputError(f"Checkpoint {path} is damaged ({error}): {remedy}.") from error
     return state
 
 

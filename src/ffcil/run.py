@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,7 +106,7 @@ class Run:
 
     def execute(self) -> dict[str, Any]:
         """Run to the end and return the summary. A finished run does nothing."""
-        try:
+        with exhaustion_told(self.folder):
             if not self.files.done:
                 self._fix_threads()
                 stream, learner = self._prepare()
@@ -115,17 +117,6 @@ class Run:
                         remove_drafts(self.folder)
                         self.files.claim(self.config, stream, self._environment(learner))
                         self._run(stream, learner)
-        except torch.OutOfMemoryError as error:
-            raise InputError(
-                "The GPU's memory is not enough: lower train.batch, evaluate_batch or image_size, or use --device cpu."
-            ) from error
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                place = error.filename or self.folder
-                raise InputError(
-                    f"The disk is full ({place}): free some space, then the same command continues."
-                ) from error
-            raise
         self.files.check_config(self.config)
         summary = self.files.read("summary.json")
         if summary is None:
@@ -159,12 +150,13 @@ class Run:
         try:
             with Stop() as stop:
                 for position in range(finished, len(stream)):
-                    stop.raise_if_asked()
+                    stop.raise_if_told()
                     self._step(learner, stream[position], progress, stop)
                     progress = None
+                self._conclude(stream, learner)
+                stop.raise_if_told()  # done as it is: what comes after it is not to be begun
         finally:
             self.listener.finished()
-        self._conclude(stream, learner)
 
     def _resume(self, stream: Stream, learner: Learner) -> tuple[int, Progress | None]:
         """Load the newest checkpoint: steps finished, and the progress within the next one where there was any."""
@@ -191,10 +183,10 @@ class Run:
         def after_epoch(now: Progress) -> None:
             nonlocal saved
             self.listener.epoch_done(now.epoch, now.loss, now.images / now.seconds)
-            if stop.asked or time.monotonic() - saved >= self.config.checkpoint_seconds:
+            if stop.told() or time.monotonic() - saved >= self.config.checkpoint_seconds:
                 self._save(learner, increment.step - 1, now)
                 saved = time.monotonic()
-            stop.raise_if_asked()
+            stop.raise_if_told()
 
         notes = learner.learn(increment, progress, after_epoch)
         start = time.perf_counter()
@@ -229,6 +221,24 @@ class Run:
         }
         self.files.write("summary.json", summary)
         write_whole(self.folder / "done", b"")
+
+
+@contextmanager
+def exhaustion_told(folder: Path) -> Iterator[None]:
+    """A GPU or a disk that is full, in a sentence."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise InputError(
+            "The GPU's memory is not enough: lower train.batch, evaluate_batch or image_size, or use --device cpu."
+        ) from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            place = error.filename or folder
+            raise InputError(
+                f"The disk is full ({place}): free some space, then the same command continues."
+            ) from error
+        raise
 
 
 def augmentation_of(config: RunConfig, augmentation: Augmentation) -> Augmentation:

@@ -38,13 +38,13 @@ def identity(config: RunConfig, data: object) -> str:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, remedy: str = "wait for it, or choose another --out") -> Iterator[None]:
     """One process at a time in a folder; the lock goes with the process, however that ends."""
     with (folder / ".lock").open("w") as file:
         last = time.monotonic() + LOCK_SECONDS
         while not _taken(file.fileno(), fcntl.LOCK_EX):
             if time.monotonic() > last:
-                raise BusyError(f"Another process is running in {folder}: wait for it, or choose another --out.")
+                raise BusyError(f"Another process is running in {folder}: {remedy}.")
             time.sleep(0.02)
         yield
 

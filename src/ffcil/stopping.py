@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -14,14 +15,14 @@ _SAID = b"ffcil: stopping at the end of the epoch; once more stops at once\n"
 
 
 class Stop:
-    """While it is entered, a signal that would raise KeyboardInterrupt sets `asked` instead; whoever trains looks at it
-    after an epoch, saves, and calls `raise_if_asked`. A second signal, or an epoch that takes too long, raises at once.
+    """While it is entered, a signal that would raise KeyboardInterrupt is kept; whoever trains asks for it with `told`
+    after an epoch, saves, and calls `raise_if_told`. A second signal, or an epoch that takes too long, raises at once.
 
     In a thread, and for signals that something else handles, all stays as it is.
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self._told = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -42,12 +43,19 @@ class Stop:
             signal.signal(number, handler)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self._told:
             raise KeyboardInterrupt
-        self.asked = True
-        os.write(2, _SAID)  # a handler may interrupt a print, which then cannot be called
+        self._told = True
+        with suppress(OSError):  # a terminal that is gone is why it is told
+            os.write(2, _SAID)  # a handler may interrupt a print, which then cannot be called
         signal.setitimer(signal.ITIMER_REAL, SECONDS)
 
-    def raise_if_asked(self) -> None:
-        if self.asked:
+    def told(self) -> bool:
+        """Whether it is time to stop; if so, there is as much of it as saving takes."""
+        if self._told:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        return self._told
+
+    def raise_if_told(self) -> None:
+        if self._told:
             raise KeyboardInterrupt

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import csv
+import sys
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ffcil.commands.options import AsJson, Device, Imports, import_methods, print_json, print_table, stoppable
-from ffcil.errors import InputError
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="The classifier's folder.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="For this call: weights, evaluate_batch, ... of the classifier."),
+]
 WORST = 5
 """classes that `ffcil test` names"""
 
@@ -32,7 +37,10 @@ def learn(
     assignments: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a field of the recipe, for example method=icarl; `ffcil fields`."
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a field of the recipe, for example method=moal; later only weights, memory, train, "
+            "evaluate_batch and checkpoint_seconds can change. `ffcil fields` lists them.",
         ),
     ] = None,
     device: Device = None,
@@ -42,31 +50,29 @@ def learn(
     """Teach a classifier new classes, as many as there are; broken off and started again, it goes on."""
     from rich.console import Console
 
-    from ffcil.classifier import MODEL, teach
-    from ffcil.data.sources import kind_of
+    from ffcil.classifier import MODEL
     from ffcil.progress import Shown
     from ffcil.recipe import parse_assignments, resolve
+    from ffcil.teaching import teach
 
-    config, there = None, (model / MODEL).is_file()
-    if there and (recipe or assignments):
-        raise InputError(f"{model} has its configuration since it was made: leave --recipe and --set out.")
     import_methods(imports)
-    if not there:
-        config = resolve(recipe or "own-images", parse_assignments(assignments or []))
-        if config.weights and Path(config.weights).is_file():  # the next call may come from another folder
-            config = config.model_copy(update={"weights": str(Path(config.weights).resolve())})
-    for place in images:
-        kind_of(place)  # a slip of the pen makes no folder
+    changes = parse_assignments(assignments or [])
+    new = recipe is not None or not (model / MODEL).is_file()
+    config = resolve(recipe or "own-images", changes) if new else None
     shown = Shown(Console(stderr=True))
     with stoppable(), shown.bars:
-        taught, notes = teach(model, images, config, device, shown)
-    steps = taught.steps[len(taught.steps) - len(notes) :]
+        taught, notes = teach(model, images, config, changes, device, shown)
+    done = [(place, note) for place, note in zip(images, notes, strict=True) if note is not None]
+    steps = taught.steps[len(taught.steps) - len(done) :]
     if as_json:
-        print_json([{"classes": list(names), **note} for names, note in zip(steps, notes, strict=True)])
+        print_json([{"classes": list(step.names), **note} for step, (_, note) in zip(steps, done, strict=True)])
         return
-    for names, note in zip(steps, notes, strict=True):
+    for place, note in zip(images, notes, strict=True):
+        if note is None:
+            print(f"{place} was learned before")
+    for step, (place, note) in zip(steps, done, strict=True):
         seconds = sum(note["seconds"].values())
-        print(f"learned {', '.join(names)} from {note['training_images']:,} images in {seconds:.1f} s")
+        print(f"{place}: learned {', '.join(step.names)} from {note['new_images']:,} images in {seconds:.1f} s")
     print(f"{model} knows {len(taught.class_names)} class(es) from {len(taught.steps)} step(s)")
 
 
@@ -75,29 +81,36 @@ def predict(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Image files, or folders of them.")],
     top: Annotated[int, typer.Option(help="Classes of each image, likeliest first.", min=1)] = 1,
     out: Annotated[Path | None, typer.Option("--out", help="Write a CSV file: image, rank, class, score.")] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Pass over images that cannot be read.")] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Pass over images that cannot be read; they are named.")
+    ] = False,
+    assignments: Changes = None,
     device: Device = None,
     imports: Imports = None,
     as_json: AsJson = False,
 ) -> None:
     """Say which class each image is of, among all that were learned."""
-    from ffcil.classifier import Classifier
     from ffcil.data.layouts import image_files
+    from ffcil.data.own_images import readable
+    from ffcil.run import exhaustion_told
 
-    import_methods(imports)
     files = image_files(images)
-    with stoppable():
-        guesses = Classifier.load(model, device).predict(files, top, skip_bad)
-    rows = [
-        {"image": str(file), "rank": rank, "class": guess.name, "score": guess.score}
-        for file, of_image in zip(files, guesses, strict=True)
-        for rank, guess in enumerate(of_image, 1)
-    ]
-    if out is not None:
-        with out.open("w", encoding="utf-8", newline="") as file:
+    with ExitStack() as stack:
+        file = stack.enter_context(out.open("w", encoding="utf-8", newline="")) if out else None
+        with stoppable(then=""), exhaustion_told(model):
+            guesses = _loaded(model, assignments, device, imports).predict(files, top, skip_bad)
+        rows = [
+            {"image": readable(path), "rank": rank, "class": guess.name, "score": guess.score}
+            for path, of_image in zip(files, guesses, strict=True)
+            for rank, guess in enumerate(of_image, 1)
+        ]
+        if file:
             writer = csv.DictWriter(file, ["image", "rank", "class", "score"])
             writer.writeheader()
             writer.writerows(rows)
+    for path, of_image in zip(files, guesses, strict=True):
+        if not of_image:
+            print(f"ffcil: {readable(path)} cannot be read and is passed over.", file=sys.stderr)
     if as_json:
         print_json(rows)
     elif out is None:
@@ -108,6 +121,7 @@ def predict(
 def measure(
     model: Model,
     images: Annotated[Path, typer.Argument(metavar="IMAGES", help="Labelled images of known classes, as for `learn`.")],
+    assignments: Changes = None,
     device: Device = None,
     imports: Imports = None,
     as_json: AsJson = False,
@@ -115,18 +129,25 @@ def measure(
     """Measure a classifier on labelled images: in all, and by the step in which a class came."""
     from rich.table import Table
 
-    from ffcil.classifier import Classifier
+    from ffcil.run import exhaustion_told
 
-    import_methods(imports)
-    with stoppable():
-        classifier = Classifier.load(model, device)
+    with stoppable(then=""), exhaustion_told(model):
+        classifier = _loaded(model, assignments, device, imports)
         tested = classifier.test(images)
     if as_json:
         print_json(tested)
         return
     table = Table("step", "classes", "accuracy, %", title=f"{tested['accuracy']:.1f} % of {tested['images']:,} images")
-    for number, (names, accuracy) in enumerate(zip(classifier.steps, tested["by_step"], strict=True), 1):
-        table.add_row(str(number), str(len(names)), "" if accuracy is None else f"{accuracy:.1f}")
+    for number, (step, accuracy) in enumerate(zip(classifier.steps, tested["by_step"], strict=True), 1):
+        table.add_row(str(number), str(len(step.names)), "" if accuracy is None else f"{accuracy:.1f}")
     print_table(table)
     worst = sorted(tested["by_class"].items(), key=lambda item: item[1])[:WORST]
     print("lowest: " + ", ".join(f"{name} {accuracy:.1f}" for name, accuracy in worst))
+
+
+def _loaded(model: Path, assignments: list[str] | None, device: str | None, imports: list[str] | None) -> Any:
+    from ffcil.classifier import Classifier
+    from ffcil.recipe import parse_assignments
+
+    import_methods(imports)
+    return Classifier.load(model, device, parse_assignments(assignments or []))

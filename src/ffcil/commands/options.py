@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,7 +55,7 @@ def print_table(table: Any) -> None:
 
 
 @contextmanager
-def stoppable() -> Iterator[None]:
+def stoppable(then: str = "; the same command continues from here") -> Iterator[None]:
     """Ctrl-C, being told to end, or losing the terminal ends a command with a sentence and status 130."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     for number, handler in before.items():
@@ -64,7 +64,8 @@ def stoppable() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print("ffcil: stopped; the same command continues from here.", file=sys.stderr)
+        with suppress(OSError):  # the terminal may be what was lost
+            print(f"ffcil: stopped{then}.", file=sys.stderr)
         raise typer.Exit(130) from None
     finally:
         for number, handler in before.items():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -28,6 +28,7 @@ _NAMED = 20  # unreadable images that an error names; it counts the others
 _SECONDS = 10  # between two lines of progress where there is no terminal
 
 Decode = Callable[[Path | bytes], Image.Image]
+Decoded = TypeVar("Decoded")
 
 
 class Encoded(NamedTuple):
@@ -119,7 +120,9 @@ def decoded(
     def write(folder: Path) -> None:
         with StoreDraft(folder) as draft:
             rest = itertools.islice(images(), len(draft), None)
-            for image, result in _shown(_in_order(rest, lambda image: _attempt(image, decode)), count, len(draft)):
+            for image, result in _shown(
+                _in_order(rest, lambda image: attempt(image.content, decode)), count, len(draft)
+            ):
                 if isinstance(result, str):
                     draft.leave_out(image.name, result)
                 else:
@@ -135,7 +138,7 @@ def decoded(
 
 def unreadable(images: Iterable[Encoded], count: int, decode: Decode) -> list[BadImage]:
     """All images that cannot be decoded; nothing is written."""
-    results = _shown(_in_order(images, lambda image: _attempt(image, decode)), count, 0, "Reading images")
+    results = _shown(_in_order(images, lambda image: attempt(image.content, decode)), count, 0, "Reading images")
     return [
         BadImage(position, image.name, result)
         for position, (image, result) in enumerate(results)
@@ -159,10 +162,10 @@ def _shown(
             told = time.monotonic()
 
 
-def _attempt(image: Encoded, decode: Decode) -> Image.Image | str:
+def attempt(content: Path | bytes, decode: Callable[[Path | bytes], Decoded]) -> Decoded | str:
     """The image, or what is wrong with it."""
     try:
-        return decode(image.content)
+        return decode(content)
     except Exception as error:  # a damaged file can bring a decoder to any of them
         # Pillow names a buffer by its address in memory, which tells nobody anything
         reason = "it is not an image in a known format" if isinstance(error, UnidentifiedImageError) else error

@@ -12,7 +12,7 @@ from ffcil.data.own_images import TEST, TRAIN, Listing, check_classes, readable,
 from ffcil.data.tables import listed_classes
 from ffcil.errors import InputError
 
-HOW_FOLDER = "name with --data a folder that holds one folder a class, or train/ and test/ which hold those"
+FORM = "a folder that holds one folder a class, or train/ and test/ which hold those"
 Samples = Sequence[tuple[Path, int]]
 """path and class of every image"""
 
@@ -30,17 +30,25 @@ def of_samples(train: Samples, test: Samples, class_names: Sequence[str], ignore
 
 def find_folder(root: Path | None) -> Path:
     if root is None:
-        raise InputError(f"Data set 'folder' needs images: {HOW_FOLDER}.")
+        raise InputError(f"Data set 'folder' needs images: name with --data {FORM}.")
     if not root.is_dir():
-        raise InputError(f"There is no folder {root}: {HOW_FOLDER}.")
+        raise InputError(f"There is no folder {root}: name {FORM}.")
     return root
 
 
-def list_folder(root: Path | None) -> Listing:
-    """Anybody's own: train/ and test/, or one folder of classes, of which a share of every class is for testing."""
+def list_folder(root: Path | None, partial: bool = False) -> Listing:
+    """Anybody's own: train/ and test/, or one folder of classes, of which a share of every class is for testing.
+
+    `partial`: train/ or test/ alone will do."""
     root = find_folder(root)
-    if splits := _splits(root):
-        return list_splits(*splits)
+    train, test = _splits(root)
+    if train and test:
+        return list_splits(train, test)
+    if only := train or test:
+        if not partial:
+            raise InputError(f"{root} has only one of train/ and test/ (or val/): name {FORM}.")
+        samples, names, ignored = _samples(only)
+        return of_samples(samples if train else [], samples if test else [], names, ignored)
     samples, names, ignored = _samples(root)
     labels = np.array([label for _, label in samples], np.int64)
     paths = [path for path, _ in samples]
@@ -74,7 +82,7 @@ def _samples(root: Path) -> tuple[list[tuple[Path, int]], tuple[str, ...], list[
     try:
         found = ImageFolder(str(root), is_valid_file=is_image, allow_empty=True)
     except FileNotFoundError as error:
-        raise InputError(f"There are no class folders in {root}: {HOW_FOLDER}.") from error
+        raise InputError(f"There are no class folders in {root}: name {FORM}.") from error
     labels = np.array([label for _, label in found.samples], np.int64)
     check_classes(labels, found.classes, root, "remove its folder")
     return [(Path(path), label) for path, label in found.samples], tuple(map(readable, found.classes)), ignored
@@ -100,15 +108,10 @@ def image_files(places: Sequence[Path]) -> list[Path]:
     return files
 
 
-def _splits(root: Path) -> tuple[Path, Path] | None:
-    """The folders of training and test images; None where the root holds the classes themselves."""
+def _splits(root: Path) -> tuple[Path | None, Path | None]:
+    """The folders of training and test images; neither where the root holds the classes themselves."""
     train, tests = root / "train", [root / name for name in ("test", "val", "valid", "validation")]
-    test = next((folder for folder in tests if folder.is_dir()), None)
-    if train.is_dir() and test:
-        return train, test
-    if train.is_dir() or test:
-        raise InputError(f"{root} has only one of train/ and test/ (or val/): {HOW_FOLDER}.")
-    return None
+    return (train if train.is_dir() else None), next((folder for folder in tests if folder.is_dir()), None)
 
 
 def list_train_test(root: Path) -> Listing:

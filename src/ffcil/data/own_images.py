@@ -153,17 +153,19 @@ def stratified(labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
     return parts
 
 
-def parts_of(splits: Sequence[str], where: Path) -> NDArray[np.int64]:
-    """Parts [N] by the name of each image's split. Where there is a test split, a validation split is not used."""
+def parts_of(splits: Sequence[str], where: Path, partial: bool = False) -> NDArray[np.int64]:
+    """Parts [N] by the name of each image's split. Where there is a test split, a validation split is not used.
+
+    `partial`: one split alone will do."""
     found = set(splits)
     if wrong := sorted(found - {"train", *_TEST_NAMES}):
         raise InputError(f"{where} has a split {wrong[0]!r}: name every split train, test or validation.")
     test = next((name for name in _TEST_NAMES if name in found), None)
-    if test is None or "train" not in found:
+    if not partial and (test is None or "train" not in found):
         raise InputError(
             f"{where} has only the split {', '.join(sorted(found))}: give it train and test, or no split at all."
         )
-    numbers = {"train": TRAIN, test: TEST}
+    numbers = {"train": TRAIN, **({test: TEST} if test else {})}
     return np.array([numbers.get(split, UNUSED) for split in splits])
 
 

@@ -91,6 +91,12 @@ def kind_of(path: Path) -> str:
     return "folder"
 
 
+def list_own(path: Path) -> Listing:
+    """Somebody's own images, in whichever form they are; one split alone will do."""
+    forms = {"folder": list_folder, "parquet": list_parquet, "csv": list_csv}
+    return forms[kind_of(path)](path, partial=True)
+
+
 def load_dataset(
     name: str, root: str | Path | None = None, image_size: int | None = None, skip_bad: bool = False
 ) -> DataSet:

@@ -42,8 +42,10 @@ def parquet_files(root: Path | None) -> list[Path]:
     return files
 
 
-def list_parquet(root: Path | None) -> Listing:
-    """The images of one Parquet file or of a folder of them, in the form of Hugging Face's image data sets."""
+def list_parquet(root: Path | None, partial: bool = False) -> Listing:
+    """The images of one Parquet file or of a folder of them, in the form of Hugging Face's image data sets.
+
+    `partial`: one split alone will do."""
     files = parquet_files(root)
     assert root is not None
     tables = [_columns(path) for path in files]
@@ -53,7 +55,7 @@ def list_parquet(root: Path | None) -> Listing:
     folder = root if root.is_dir() else root.parent
     labels, class_names = _labels(values, _class_names(folder, tables[0].schema), root)
     splits = _all_splits(files, tables, root)
-    parts = stratified(labels, len(class_names)) if splits is None else parts_of(splits, root)
+    parts = stratified(labels, len(class_names)) if splits is None else parts_of(splits, root, partial)
     all_files = [*files, *(image for path in files for image in _named_images(path))]
     names = [f"{path} row {row + 1}" for path, table in zip(files, tables, strict=True) for row in range(len(table))]
     return Listing(
@@ -200,8 +202,8 @@ def csv_file(root: Path | None) -> Path:
     return files[0]
 
 
-def list_csv(root: Path | None) -> Listing:
-    """The images that a CSV file names; paths are relative to it."""
+def list_csv(root: Path | None, partial: bool = False) -> Listing:
+    """The images that a CSV file names; paths are relative to it. `partial`: one split alone will do."""
     file = csv_file(root)
     rows = _csv_rows(file)
     paths = [file.parent / row["path"] for row in rows]
@@ -211,7 +213,8 @@ def list_csv(root: Path | None) -> Listing:
         raise InputError(f"{file} names {missing[0]}{more} not there: correct the paths, or take the lines out.")
     labels, class_names = _labels([row["label"] for row in rows], listed_classes(file.parent), file)
     drawn = not (rows and "split" in rows[0])
-    parts = stratified(labels, len(class_names)) if drawn else parts_of([row["split"] for row in rows], file)
+    splits = [] if drawn else [row["split"] for row in rows]
+    parts = stratified(labels, len(class_names)) if drawn else parts_of(splits, file, partial)
     return Listing(list(map(str, paths)), labels, parts, class_names, lambda: paths, file_key(paths), drawn=drawn)
 
 

@@ -27,7 +27,7 @@ def image_set_of(
         dataset: has a length; an item is (image, label). An image is a PIL image, or a tensor [1 or 3, H, W] that is
             uint8 or, in [0, 1], floating; a label is a whole number from 0 on. Leave random transforms and
             normalisation out: they come later, on the device.
-        class_names: default: the data set's `classes`, else the numbers
+        class_names: default: the data set's `classes`, or those of what it is a part of, else the numbers
     """
     frames: list[Tensor] = []
     labels: list[int] = []
@@ -35,11 +35,17 @@ def image_set_of(
         image, label = dataset[row]
         frames.append(frame_of(image, image_size, f"Item {row} of the data set"))
         labels.append(int(label))
-    names = class_names or getattr(dataset, "classes", None) or range(1 + max(labels, default=-1))
+    names = class_names or _classes_of(dataset) or range(1 + max(labels, default=-1))
     if labels and not 0 <= min(labels) <= max(labels) < len(names):
         wrong = min(labels) if min(labels) < 0 else max(labels)
         raise InputError(f"An image has label {wrong}, but there are {len(names)} classes: number them from 0 on.")
     return ImageSet(stored(frames, image_size), torch.tensor(labels, dtype=torch.int64), tuple(map(str, names)))
+
+
+def _classes_of(dataset: Any) -> Sequence[str] | None:
+    while not hasattr(dataset, "classes") and hasattr(dataset, "dataset"):  # torch's Subset
+        dataset = dataset.dataset
+    return getattr(dataset, "classes", None)
 
 
 def frame_of(image: Any, size: int, what: str) -> Tensor:
@@ -49,11 +55,15 @@ def frame_of(image: Any, size: int, what: str) -> Tensor:
     if not isinstance(image, Image.Image):
         raise InputError(f"{what} has an image of type {type(image).__name__}: give PIL images or tensors.")
     try:
-        image = as_shown(image)
+        return scaled(as_shown(image), size)
     except ValueError as error:
-        raise InputError(f"{what} cannot be used ({error}): give it 8 bits a colour.") from error
-    scaled = middle_square(image, size) if size < LARGE else whole_frame(image, short_side_for(size))
-    return torch.from_numpy(np.array(scaled))
+        raise InputError(f"{what} cannot be used ({error}): give it 8 bits a colour, and no strip.") from error
+
+
+def scaled(image: Image.Image, size: int) -> Tensor:
+    """[height, width, 3]: the middle square, or the full frame of what is large."""
+    frame = middle_square(image, size) if size < LARGE else whole_frame(image, short_side_for(size))
+    return torch.from_numpy(np.array(frame))
 
 
 def _pil(image: Tensor, what: str) -> Image.Image:
@@ -63,7 +73,7 @@ def _pil(image: Tensor, what: str) -> Image.Image:
         if not image.is_floating_point() or image.min() < 0 or image.max() > 1:
             raise InputError(f"{what} is {image.dtype} and not in [0, 1]: give uint8, or drop what scales it.")
         image = (image * 255).round().to(torch.uint8)
-    return Image.fromarray(image.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
+    return Image.fromarray(image.expand(3, -1, -1).permute(1, 2, 0).contiguous().cpu().numpy())
 
 
 def stored(frames: Sequence[Tensor], size: int) -> Images:
