@@ -14,7 +14,7 @@ SOURCE = Path(ffcil.__file__).parent
 # From the bottom up: a module may import what stands on an earlier line, never a later one.
 LAYERS = [
     ["errors", "stopping"],
-    ["config"],
+    ["config", "foreign"],
     ["arrivals", "recipe", "checkpoint", "losses", "alignment", "metrics", "memory"],
     ["data.cache", "data.placement", "data.autoaugment"],
     ["data.ragged"],

@@ -144,7 +144,9 @@ def _sizes(text: str | None) -> list[int]:
 
 @app.command()
 def run(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name (glyphs, cifar100) or a YAML file.")],
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe's name (glyphs, cifar100), a YAML file, or one of PyCIL's or PILOT's.")
+    ],
     assignments: Annotated[
         list[str] | None,
         typer.Option(
@@ -166,9 +168,11 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")] = False,
 ) -> None:
     """Run one configuration; started again, it continues where it was, and a finished run does nothing."""
-    from ffcil.recipe import parse_assignments, resolve
+    from ffcil.recipe import not_carried_over, parse_assignments, resolve
 
     config = resolve(recipe, parse_assignments(assignments or []))
+    if unused := not_carried_over(recipe):
+        print(f"ffcil: of {recipe} not carried over: {', '.join(unused)}.", file=sys.stderr)
     from rich.console import Console
 
     from ffcil.loggers import listeners

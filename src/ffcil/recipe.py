@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from ffcil.config import ARRIVALS, RunConfig, Settings, validate
 from ffcil.errors import InputError, unknown
+from ffcil.foreign import is_foreign, left_out, translated
 
 RECIPE_FILES = (".yaml", ".yml", ".json")
 """JSON is YAML: a run's config.json is a recipe"""
@@ -38,6 +39,12 @@ def load_recipe(name: str) -> dict[str, Any]:
     else:
         raise unknown("recipe", name, recipe_names())
     return read_yaml(f"Recipe {name!r}", text)
+
+
+def not_carried_over(recipe: str) -> list[str]:
+    """What a file of PyCIL's or PILOT's says that its translation does not."""
+    content = load_recipe(recipe)
+    return left_out(content) if is_foreign(content) else []
 
 
 def read_yaml(what: str, text: str) -> dict[str, Any]:
@@ -149,9 +156,13 @@ def build_config(settings: Mapping[str, Any]) -> RunConfig:
 def resolve(recipe: str, *overrides: Mapping[str, Any]) -> RunConfig:
     """The configuration that a recipe gives under `overrides` (nested), laid on it one after another.
 
-    A recipe may hold a mapping `methods` from a method's name to the fields in which it differs.
+    A recipe may hold a mapping `methods` from a method's name to the fields in which it differs. It may be a
+    configuration file of PyCIL's or PILOT's.
     """
     settings = load_recipe(recipe)
+    if is_foreign(settings):
+        base, theirs = translated(settings, f"The file {recipe}")
+        return resolve(base, theirs, *overrides)
     by_method = settings.pop("methods", None) or {}
     method = next((over["method"] for over in reversed(overrides) if "method" in over), settings.get("method"))
     if not isinstance(by_method, Mapping) or not all(isinstance(fields, Mapping) for fields in by_method.values()):

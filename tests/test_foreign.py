@@ -1,0 +1,137 @@
+"""Configuration files of PyCIL and PILOT: the same stream and schedule, or one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ffcil.config import GivenArrivals, RunConfig
+from ffcil.errors import InputError
+from ffcil.methods.learner import complete
+from ffcil.recipe import not_carried_over, resolve
+
+PYCIL = {
+    "prefix": "reproduce",
+    "dataset": "cifar100",
+    "memory_size": 2000,
+    "memory_per_class": 20,
+    "fixed_memory": False,
+    "shuffle": True,
+    "init_cls": 10,
+    "increment": 10,
+    "model_name": "icarl",
+    "convnet_type": "resnet32",
+    "device": ["0"],
+    "seed": [1993],
+}
+PILOT = {
+    **{key: value for key, value in PYCIL.items() if key != "convnet_type"},
+    "dataset": "cifar224",
+    "memory_size": 0,
+    "memory_per_class": 0,
+    "model_name": "mos",
+    "backbone_type": "vit_base_patch16_224_in21k_mos",
+    "tuned_epoch": 7,
+    "init_lr": 0.02,
+    "batch_size": 24,
+    "weight_decay": 0.003,
+    "ffn_num": 32,
+    "crct_epochs": 12,
+    "ca_lr": 0.004,
+    "reg": 0.1,
+}
+
+
+def read(tmp_path: Path, content: dict[str, Any], **changes: Any) -> RunConfig:
+    file = tmp_path / "exp.json"
+    file.write_text(json.dumps({**content, **changes}, indent=4))
+    return complete(resolve(str(file)))
+
+
+def sizes(config: RunConfig) -> tuple[int, ...]:
+    assert isinstance(config.arrivals, GivenArrivals)
+    return config.arrivals.sizes
+
+
+def steps_by_their_loop(classes: int, first: int, increment: int) -> tuple[int, ...]:
+    """One step after another while more than an increment is left: how PyCIL counts."""
+    made = [first]
+    while sum(made) + increment < classes:
+        made.append(increment)
+    return tuple(made) if sum(made) == classes else (*made, classes - sum(made))
+
+
+def test_a_file_of_pycils(tmp_path: Path) -> None:
+    config = read(tmp_path, PYCIL)
+    published = complete(resolve("cifar100", {"method": "icarl"}))
+    assert (config.method, config.backbone, config.alignment) == ("icarl", "resnet32", "none")
+    assert (config.class_seed, config.train_seed, config.memory.budget) == (1993, 1993, 2000)
+    assert config.train == published.train
+    assert not_carried_over(str(tmp_path / "exp.json")) == []
+
+
+@pytest.mark.parametrize(("first", "increment"), [(10, 10), (50, 10), (50, 7), (1, 33), (100, 10), (5, 100), (90, 10)])
+def test_steps_are_theirs(tmp_path: Path, first: int, increment: int) -> None:
+    config = read(tmp_path, PYCIL, init_cls=first, increment=increment)
+    assert sizes(config) == steps_by_their_loop(100, first, increment)
+
+
+def test_memory_order_and_seeds(tmp_path: Path) -> None:
+    config = read(tmp_path, PYCIL, fixed_memory=True, shuffle=False, seed=[7, 8, 9])
+    assert (config.memory.budget, config.memory.per_class) == (None, 20)
+    assert (config.class_seed, config.train_seed) == (None, 7)
+    assert not_carried_over(str(tmp_path / "exp.json")) == ["seeds 8, 9"]
+
+
+def test_a_schedule_of_their_own(tmp_path: Path) -> None:
+    schedule = {"init_epoch": 20, "init_lr": 0.05, "init_milestones": [5, 9], "epochs": 17, "lrate": 0.02}
+    later = {"milestones": [8], "lrate_decay": 0.2, "weight_decay": 1e-4, "batch_size": 64}
+    more = {"alpha_aux": 0.5, "train_base": False, "train_adaptive": False}
+    config = read(tmp_path, PYCIL, model_name="memo", convnet_type="memo_resnet32", **schedule, **later, **more)
+    assert (config.method, config.backbone, config.train.batch) == ("memo", "resnet32", 64)
+    first, after = config.train.first, config.train.later
+    assert (first.epochs, first.learning_rate, first.milestones) == (20, 0.05, (5, 9))
+    assert (after.epochs, after.learning_rate, after.milestones) == (17, 0.02, (8,))
+    assert (after.decay, after.weight_decay) == (0.2, 1e-4)
+    assert config.options == {"auxiliary_weight": 0.5, "train_base": False}
+    assert not_carried_over(str(tmp_path / "exp.json")) == ["train_adaptive"]
+
+
+def test_a_file_of_pilots(tmp_path: Path) -> None:
+    config = read(tmp_path, PILOT)
+    assert (config.dataset, config.method, config.image_size) == ("cifar100", "mos", 224)
+    assert config.backbone == "vit_base_patch16_224.augreg_in21k"
+    assert config.train.batch == 24
+    for phase in (config.train.first, config.train.later):
+        assert (phase.epochs, phase.learning_rate, phase.weight_decay, phase.schedule) == (7, 0.02, 0.003, "cosine")
+    assert [config.options[key] for key in ("rank", "head_epochs", "head_learning_rate")] == [32, 12, 0.004]
+    assert not_carried_over(str(tmp_path / "exp.json")) == ["reg"]
+    plain = read(tmp_path, PILOT, model_name="simplecil", backbone_type="pretrained_vit_b16_224", tuned_epoch=0)
+    assert plain.backbone == "vit_base_patch16_224.augreg_in21k_ft_in1k"
+    named = read(tmp_path, PILOT, dataset="omnibenchmark", init_cls=30, increment=30)
+    assert (named.dataset, sum(sizes(named))) == ("omnibenchmark", 300)
+
+
+def test_what_is_laid_on_top_counts(tmp_path: Path) -> None:
+    read(tmp_path, PYCIL)
+    config = resolve(str(tmp_path / "exp.json"), {"train": {"epochs_scale": 0.1}, "arrivals": {"sizes": [1, 4, 2]}})
+    assert (config.train.epochs_scale, sizes(config)) == (0.1, (1, 4, 2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"model_name": "foster"}, "asks for 'foster', which ffcil does not have: .* tagfex, tuna, wa"),
+        ({"dataset": "cifar10"}, "asks for data set 'cifar10', which ffcil does not have under that name"),
+        ({"convnet_type": "cosine_resnet32"}, "'icarl' on 'cosine_resnet32', which ffcil does not have"),
+        ({"model_name": "simplecil"}, "'simplecil' on 'resnet32', which ffcil does not have"),
+        ({"init_cls": 0}, "init_cls 0 and increment 10: give whole numbers of 1 to 100"),
+        ({"increment": "ten"}, "increment 'ten': give whole numbers"),
+    ],
+)
+def test_what_there_is_not(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        read(tmp_path, PYCIL, **changes)
