@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -129,6 +131,55 @@ def test_weights_from_a_file(tmp_path: Path, precision: torch.dtype) -> None:
     smaller.load_state_dict(checkpoint_filter_fn(expected.state_dict(), smaller))
     with torch.no_grad():
         torch.testing.assert_close(vit(images(96)), smaller(images(96)), rtol=1e-4, atol=1e-4)
+
+
+def as_google_has_it(state: dict[str, Tensor], heads: int) -> dict[str, Any]:
+    """The arrays of a ViT under the names and in the layout of the original .npz files."""
+    width = state["cls_token"].shape[-1]
+    arrays = {
+        "cls": state["cls_token"],
+        "embedding/kernel": state["patch_embed.proj.weight"].permute(2, 3, 1, 0),
+        "embedding/bias": state["patch_embed.proj.bias"],
+        "Transformer/posembed_input/pos_embedding": state["pos_embed"],
+        "Transformer/encoder_norm/scale": state["norm.weight"],
+        "Transformer/encoder_norm/bias": state["norm.bias"],
+    }
+    for k in range(sum(name.endswith("norm1.weight") for name in state)):
+        ours, theirs = f"blocks.{k}.", f"Transformer/encoderblock_{k}/"
+        attention = f"{theirs}MultiHeadDotProductAttention_1/"
+        for norm, layer in (("norm1", "LayerNorm_0"), ("norm2", "LayerNorm_2")):
+            arrays[f"{theirs}{layer}/scale"] = state[f"{ours}{norm}.weight"]
+            arrays[f"{theirs}{layer}/bias"] = state[f"{ours}{norm}.bias"]
+        weights, biases = state[f"{ours}attn.qkv.weight"].chunk(3), state[f"{ours}attn.qkv.bias"].chunk(3)
+        for name, weight, bias in zip(("query", "key", "value"), weights, biases, strict=True):
+            arrays[f"{attention}{name}/kernel"] = weight.T.reshape(width, heads, width // heads)
+            arrays[f"{attention}{name}/bias"] = bias.reshape(heads, width // heads)
+        arrays[f"{attention}out/kernel"] = state[f"{ours}attn.proj.weight"].T.reshape(heads, width // heads, width)
+        arrays[f"{attention}out/bias"] = state[f"{ours}attn.proj.bias"]
+        for number in (0, 1):
+            arrays[f"{theirs}MlpBlock_3/Dense_{number}/kernel"] = state[f"{ours}mlp.fc{number + 1}.weight"].T
+            arrays[f"{theirs}MlpBlock_3/Dense_{number}/bias"] = state[f"{ours}mlp.fc{number + 1}.bias"]
+    return {name: array.numpy() for name, array in arrays.items()}
+
+
+def test_weights_as_google_published_them(tmp_path: Path) -> None:
+    theirs = timm.create_model(TINY, num_classes=0).eval()
+    arrays = as_google_has_it(theirs.state_dict(), heads=3)
+    np.savez(tmp_path / "w.npz", **arrays)
+    with torch.no_grad():
+        assert torch.equal(build_vit(TINY, str(tmp_path / "w.npz"))(images()), theirs(images()))
+    with pytest.raises(InputError, match="do not fit 'vit_small"):
+        build_vit("vit_small_patch16_224", str(tmp_path / "w.npz"))
+    np.savez(tmp_path / "short.npz", **{key: a for key, a in arrays.items() if "encoderblock_11" not in key})
+    with pytest.raises(InputError, match="do not fit"):
+        build_vit(TINY, str(tmp_path / "short.npz"))
+    more = {key.replace("_11/", "_12/"): array for key, array in arrays.items() if "encoderblock_11" in key}
+    np.savez(tmp_path / "deep.npz", **arrays, **more)
+    with pytest.raises(InputError, match="they have 13 blocks, not 12"):
+        build_vit(TINY, str(tmp_path / "deep.npz"))
+    (tmp_path / "bad.npz").write_bytes(b"not weights")
+    with pytest.raises(InputError, match="cannot be read"):
+        build_vit(TINY, str(tmp_path / "bad.npz"))
 
 
 def test_weights_that_do_not_fit_say_which_keys(tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import timm
 import torch
 import torch.nn.functional as F
@@ -104,8 +106,9 @@ def build_vit(name: str, weights: str | None) -> ViT:
     Or `glyph_vit`, the small one whose weights are in the package.
 
     Args:
-        weights: a local .safetensors, .pth or .bin file with timm's keys; "hub": what timm publishes under the name;
-            "embedded": those of `glyph_vit`; None: random, for tests of speed
+        weights: a local .safetensors, .pth or .bin file with timm's keys, or an .npz file as Google published them;
+            "hub": what timm publishes under the name; "embedded": those of `glyph_vit`; None: random, for tests of
+            speed
 
     Images may have any size that the patches divide: the position embeddings are resampled to it.
     """
@@ -145,10 +148,28 @@ def _of_timm(name: str, hub: bool) -> VisionTransformer:
     return net
 
 
+def _load_npz(net: VisionTransformer, path: Path, name: str) -> None:
+    """By timm, which knows how the original arrays lie, and copies them one by one."""
+    try:
+        blocks = {key.split("/")[-3] for key in np.load(path) if "LayerNorm_0/scale" in key and "encoderblock_" in key}
+        net.load_pretrained(str(path))
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise InputError(f"The weights file {str(path)!r} cannot be read ({error}): get it again.") from error
+    except (LookupError, RuntimeError, AttributeError) as error:
+        raise InputError(f"The weights in {str(path)!r} do not fit {name!r}: {error}.") from error
+    if blocks and len(blocks) != len(net.blocks):  # timm would leave those out that are too many
+        raise InputError(
+            f"The weights in {str(path)!r} do not fit {name!r}: they have {len(blocks)} blocks, not {len(net.blocks)}."
+        )
+
+
 def _load(net: VisionTransformer, path: Path, name: str) -> None:
     """Weights of any precision from a file into the network; those of a classifier are left out."""
     if not path.is_file():
         raise InputError(f"There is no weights file {str(path)!r}: name an existing one with --set weights=FILE.")
+    if path.suffix == ".npz":
+        _load_npz(net, path, name)
+        return
     try:
         state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
     except Exception as error:  # every format has errors of its own
