@@ -359,6 +359,24 @@ def test_what_may_change_between_steps(tmp_path: Path) -> None:
         Classifier.load(tmp_path, "cpu", {"image_size": 32})
 
 
+def test_another_classifier_is_not_overwritten(tmp_path: Path) -> None:
+    first, second, _ = parts(coloured_images([6] * 6, 1))
+    one, other = (Classifier(config_of(method="simplecil"), "cpu") for _ in range(2))
+    one.learn(first)
+    one.save(tmp_path)
+    other.learn(second)
+    with pytest.raises(InputError, match="There is another classifier in"):
+        other.save(tmp_path)
+    one.learn(second)
+    one.save(tmp_path)
+    again = Classifier.load(tmp_path, "cpu")
+    assert again.class_names == first.class_names + second.class_names
+    again.save(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="file is a file: name a folder"):
+        teach(tmp_path / "file", [first], config_of(method="simplecil"), device="cpu")
+
+
 def test_one_split_alone_will_do(tmp_path: Path) -> None:
     write_colours(tmp_path / "only" / "train", classes=2, images=4)
     write_colours(tmp_path / "also" / "test", classes=2, images=3)

@@ -41,7 +41,10 @@ PILOT = {
     "ffn_num": 32,
     "crct_epochs": 12,
     "ca_lr": 0.004,
-    "reg": 0.1,
+    "reg": 0.2,
+    "adapter_momentum": 0.3,
+    "scheduler": "cosine",
+    "min_lr": 1e-5,
 }
 
 
@@ -83,13 +86,13 @@ def test_memory_order_and_seeds(tmp_path: Path) -> None:
     config = read(tmp_path, PYCIL, fixed_memory=True, shuffle=False, seed=[7, 8, 9])
     assert (config.memory.budget, config.memory.per_class) == (None, 20)
     assert (config.class_seed, config.train_seed) == (None, 7)
-    assert not_carried_over(str(tmp_path / "exp.json")) == ["seeds 8, 9"]
+    assert not_carried_over(str(tmp_path / "exp.json")) == ["seed 8, 9"]
 
 
 def test_a_schedule_of_their_own(tmp_path: Path) -> None:
     schedule = {"init_epoch": 20, "init_lr": 0.05, "init_milestones": [5, 9], "epochs": 17, "lrate": 0.02}
     later = {"milestones": [8], "lrate_decay": 0.2, "weight_decay": 1e-4, "batch_size": 64}
-    more = {"alpha_aux": 0.5, "train_base": False, "train_adaptive": False}
+    more = {"alpha_aux": 0.5, "train_base": False, "train_adaptive": True}
     config = read(tmp_path, PYCIL, model_name="memo", convnet_type="memo_resnet32", **schedule, **later, **more)
     assert (config.method, config.backbone, config.train.batch) == ("memo", "resnet32", 64)
     first, after = config.train.first, config.train.later
@@ -97,7 +100,7 @@ def test_a_schedule_of_their_own(tmp_path: Path) -> None:
     assert (after.epochs, after.learning_rate, after.milestones) == (17, 0.02, (8,))
     assert (after.decay, after.weight_decay) == (0.2, 1e-4)
     assert config.options == {"auxiliary_weight": 0.5, "train_base": False}
-    assert not_carried_over(str(tmp_path / "exp.json")) == ["train_adaptive"]
+    assert not_carried_over(str(tmp_path / "exp.json")) == ["train_adaptive True"]
 
 
 def test_a_file_of_pilots(tmp_path: Path) -> None:
@@ -108,11 +111,57 @@ def test_a_file_of_pilots(tmp_path: Path) -> None:
     for phase in (config.train.first, config.train.later):
         assert (phase.epochs, phase.learning_rate, phase.weight_decay, phase.schedule) == (7, 0.02, 0.003, "cosine")
     assert [config.options[key] for key in ("rank", "head_epochs", "head_learning_rate")] == [32, 12, 0.004]
-    assert not_carried_over(str(tmp_path / "exp.json")) == ["reg"]
+    assert [config.options[key] for key in ("contrastive_weight", "merge_rate", "released")] == [0.2, 0.3, True]
+    assert not_carried_over(str(tmp_path / "exp.json")) == ["min_lr 1e-05"]
     plain = read(tmp_path, PILOT, model_name="simplecil", backbone_type="pretrained_vit_b16_224", tuned_epoch=0)
     assert plain.backbone == "vit_base_patch16_224.augreg_in21k_ft_in1k"
     named = read(tmp_path, PILOT, dataset="omnibenchmark", init_cls=30, increment=30)
     assert (named.dataset, sum(sizes(named))) == ("omnibenchmark", 300)
+
+
+@pytest.mark.parametrize(
+    ("method", "epochs", "milestones"),
+    [
+        ("finetune", 80, (40, 70)),
+        ("replay", 70, (30, 50)),
+        ("ewc", 180, (70, 120, 150)),
+        ("lwf", 250, (60, 120, 180, 220)),
+        ("wa", 170, (60, 100, 140)),
+        ("bic", 170, (60, 100, 140)),
+        ("der", 170, (80, 120, 150)),
+    ],
+)
+@pytest.mark.parametrize("dataset", ["cifar100", "imagenet100"])
+def test_schedules_that_stand_in_their_code(
+    tmp_path: Path, dataset: str, method: str, epochs: int, milestones: tuple[int, ...]
+) -> None:
+    later = read(tmp_path, PYCIL, model_name=method, dataset=dataset, convnet_type="resnet18").train.later
+    assert (later.epochs, later.milestones, later.weight_decay) == (epochs, milestones, 2e-4)
+
+
+def test_augmentation_and_tagfex(tmp_path: Path) -> None:
+    more = {"kd_temp": 3, "contrast_kd_factor": 5, "aux_factor": 1.5, "aug": 2, "infonce_kd_temp": 0.2}
+    config = read(tmp_path, PYCIL, model_name="tagfex", dataset="cifar100_aa", convnet_type="resnet18", **more)
+    assert (config.backbone, config.train.augment) == ("resnet18", "auto")
+    names = ("transfer_temperature", "contrastive_distillation_weight", "auxiliary_weight")
+    assert [config.options[name] for name in names] == [3, 5, 1.5]
+    assert not_carried_over(str(tmp_path / "exp.json")) == []
+    assert read(tmp_path, PYCIL, model_name="der", dataset="cifar100_aa").train.augment == "auto"
+
+
+def test_the_framework_another_method_and_other_arrivals(tmp_path: Path) -> None:
+    """What a file's own choice implies does not stay when the choice is another."""
+    read(tmp_path, PYCIL)
+    file = str(tmp_path / "exp.json")
+    assert resolve(file, {"robust": True}).alignment == "auto"
+    assert resolve(file, {"method": "der"}).alignment == "auto"
+    assert resolve(file, {"robust": False}).alignment == "none"
+    equal = resolve(file, {"arrivals": {"kind": "equal"}}).arrivals
+    assert (equal.kind, equal.steps) == ("equal", 10)  # type: ignore[union-attr]
+    flow = resolve(file, {"arrivals": {"kind": "free-flow", "alpha": 0.5}}).arrivals
+    assert (flow.kind, flow.steps, flow.largest) == ("free-flow", 10, 15)  # type: ignore[union-attr]
+    read(tmp_path, PILOT)
+    assert "merge_rate" not in resolve(file, {"method": "ranpac"}).options
 
 
 def test_what_is_laid_on_top_counts(tmp_path: Path) -> None:
@@ -127,7 +176,14 @@ def test_what_is_laid_on_top_counts(tmp_path: Path) -> None:
         ({"model_name": "foster"}, "asks for 'foster', which ffcil does not have: .* tagfex, tuna, wa"),
         ({"dataset": "cifar10"}, "asks for data set 'cifar10', which ffcil does not have under that name"),
         ({"convnet_type": "cosine_resnet32"}, "'icarl' on 'cosine_resnet32', which ffcil does not have"),
-        ({"model_name": "simplecil"}, "'simplecil' on 'resnet32', which ffcil does not have"),
+        ({"model_name": "simplecil"}, "'simplecil' on 'resnet32', which ffcil does not have: it stands on a ViT"),
+        ({"model_name": "ranpac", "convnet_type": "vit_large_patch16_224"}, "'vit_large_patch16_224', which ffcil"),
+        ({"model_name": "ranpac", "convnet_type": "pretrained_vit_b16_224"}, "another size than its network's"),
+        ({"dataset": "cifar224"}, "another size than its network's: take cifar100 or imagenet100"),
+        ({"memory_size": 0}, "has memory_size 0, and 'icarl' needs exemplars"),
+        ({"fixed_memory": True, "memory_per_class": None}, "has memory_per_class None"),
+        ({"optimizer": "adam"}, "has optimizer 'adam': ffcil trains with SGD alone"),
+        ({"seed": "1993"}, "has seed '1993': give whole numbers"),
         ({"init_cls": 0}, "init_cls 0 and increment 10: give whole numbers of 1 to 100"),
         ({"increment": "ten"}, "increment 'ten': give whole numbers"),
     ],

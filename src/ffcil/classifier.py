@@ -46,6 +46,9 @@ MODEL, LEARNING = "model.safetensors", "learning.safetensors"
 CHANGEABLE = ("weights", "memory", "train", "evaluate_batch", "checkpoint_seconds")
 """fields of a configuration that may change between two steps: nothing that was learned depends on them"""
 
+MEANINGLESS = ("dataset", "arrivals", "class_seed", "arrival_seed")
+"""fields that a classifier does not look at: what comes, comes"""
+
 
 @dataclass(frozen=True)
 class Guess:
@@ -69,7 +72,7 @@ class Step:
 class Classifier:
     """`classifier.learn("monday/"); classifier.learn("tuesday/"); classifier.predict(["what.jpg"])`
 
-    Of a configuration its data set, arrivals and their seeds have no meaning here: what comes, comes.
+    Of a configuration the fields in `MEANINGLESS` have none here.
     """
 
     def __init__(self, config: RunConfig, device: str | None = None) -> None:
@@ -79,6 +82,8 @@ class Classifier:
         self.steps: list[Step] = []
         self._identity = ""
         """drawn anew at every step: no two classifiers that learned anything have the same"""
+        self._home: Path | None = None
+        """the folder that it was saved to or loaded from"""
         self._kept = ImageSet(stored([], self.size), torch.empty(0, dtype=torch.int64), ())
         """the images that later steps train on again, in the host's memory"""
         self._build()
@@ -272,8 +277,11 @@ class Classifier:
 
     def save(self, folder: str | Path) -> None:
         """Everything but a pre-trained network, in one file of a folder: whole at every moment."""
-        folder = Path(folder)
+        folder = Path(folder).resolve()
+        if (folder / MODEL).is_file() and folder != self._home:
+            raise InputError(f"There is another classifier in {folder}: choose another folder, or remove it first.")
         folder.mkdir(parents=True, exist_ok=True)
+        self._home = folder
         images = self._kept.images
         kept = {"images": images} if isinstance(images, Tensor) else {"pixels": images.pixels, "sizes": images.sizes}
         state = {
@@ -303,7 +311,7 @@ class Classifier:
             )
         changed = build_config(lay(config, changes or {}))
         differing = [key for key, value in changed.model_dump(mode="json").items() if value != config.get(key, value)]
-        if fixed := sorted(set(differing) - set(CHANGEABLE)):
+        if fixed := sorted(set(differing) - {*CHANGEABLE, *MEANINGLESS}):
             raise InputError(
                 f"The classifier in {folder} has its {fixed[0]} since it was made: leave it out, or make a new one; "
                 f"{', '.join(CHANGEABLE)} may change."
@@ -313,7 +321,7 @@ class Classifier:
         kept = state["kept"]
         images = kept["images"] if "images" in kept else RaggedImages.packed(kept["pixels"], kept["sizes"])
         classifier._kept = ImageSet(images, kept["labels"], classifier.class_names)
-        classifier._identity = state["identity"]
+        classifier._identity, classifier._home = state["identity"], folder.resolve()
         classifier._restore(state["learner"])
         return classifier
 

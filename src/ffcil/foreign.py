@@ -6,6 +6,7 @@ its code) comes from the recipe of the same published setting. `left_out` names 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -34,7 +35,9 @@ _DATASETS = {
     "omnibenchmark": _Setting("imagenet-r", 300, "omnibenchmark"),
     "vtab": _Setting("imagenet-r", 50, "vtab"),
 }
-_CONVENTIONAL = ("bic", "der", "ewc", "finetune", "icarl", "lwf", "memo", "replay", "tagfex", "wa")
+_VIT_RECIPES = {setting.recipe for setting in _DATASETS.values()} - {"cifar100", "imagenet100"}
+_WITHOUT_MEMORY = ("ewc", "finetune", "lwf")
+_CONVENTIONAL = (*_WITHOUT_MEMORY, "bic", "der", "icarl", "memo", "replay", "tagfex", "wa")
 _PRETRAINED = {"simplecil": "simplecil", "aper_adapter": "aper", "ranpac": "ranpac", "mos": "mos", "tuna": "tuna"}
 _BACKBONES = {
     "resnet32": "resnet32",
@@ -42,11 +45,19 @@ _BACKBONES = {
     "resnet18": "resnet18",
     "memo_resnet18": "resnet18",
 }
-_IN1K, _IN21K = "vit_base_patch16_224.augreg_in21k_ft_in1k", "vit_base_patch16_224.augreg_in21k"  # as of timm 0.6.12
+_VITS = {"": "vit_base_patch16_224.augreg_in21k_ft_in1k", "_in21k": "vit_base_patch16_224.augreg_in21k"}
+"""which weights timm 0.6.12 had under vit_base_patch16_224 and vit_base_patch16_224_in21k"""
+_VIT_NAME = re.compile(r"(?:pretrained_vit_b16_224|vit_base_patch16_224)(_in21k)?(?:_adapter|_mos|_tuna)?")
 _OPTIONS = {
     "aper": {"ffn_num": "rank"},
     "ranpac": {"ffn_num": "rank", "M": "hidden"},
-    "mos": {"ffn_num": "rank", "crct_epochs": "head_epochs", "ca_lr": "head_learning_rate"},
+    "mos": {
+        "ffn_num": "rank",
+        "crct_epochs": "head_epochs",
+        "ca_lr": "head_learning_rate",
+        "adapter_momentum": "merge_rate",
+        "reg": "contrastive_weight",
+    },
     "tuna": {"ffn_num": "rank", "crct_epochs": "head_epochs", "ca_lr": "head_learning_rate"},
     "memo": {"alpha_aux": "auxiliary_weight", "train_base": "train_base"},
     "tagfex": {
@@ -57,6 +68,7 @@ _OPTIONS = {
         "proj_hidden_dim": "projector_hidden",
         "proj_output_dim": "projector_features",
         "attn_num_heads": "heads",
+        "contrast_kd_factor": "contrastive_distillation_weight",
     },
 }
 _PHASES = {
@@ -78,18 +90,44 @@ _PHASES = {
 _TUNING = {"tuned_epoch": "epochs", "init_lr": "learning_rate", "weight_decay": "weight_decay"}
 _STREAM = ("dataset", "init_cls", "increment", "shuffle", "seed", "memory_size", "memory_per_class", "fixed_memory")
 _NO_MATTER = (
-    *("prefix", "device", "debug", "skip", "model_name", "convnet_type", "backbone_type", "batch_size", "optimizer"),
-    *("pretrained", "vpt_type", "prompt_token_num"),
+    *("prefix", "device", "debug", "skip", "model_name", "convnet_type", "backbone_type", "batch_size"),
+    *("pretrained", "vpt_type", "prompt_token_num", "n_centroids", "ca_storage_efficient_method_choices"),
 )
 """said otherwise, or of no consequence for what is learned"""
+_AS_HERE: dict[str, Any] = {
+    "optimizer": "sgd",
+    "min_lr": 0,
+    "drop": 0,
+    "drop_path": 0,
+    "reinit_optimizer": True,
+    "ensemble": True,
+    "ca_storage_efficient_method": "covariance",
+    "use_RP": True,
+    "use_simplecil": False,
+    "train_adaptive": False,
+    "t_max": None,
+    "trans_cls_factor": 1,
+    "transfer_factor": 1,
+    "infonce_kd_temp": 0.2,
+    "init_interpolation_factor": 0.95,
+    "ta_convnet_type": "resnet18",
+    "aug": 2,
+}
+"""values that mean what ffcil does anyway"""
 
 
 def is_foreign(content: Mapping[str, Any]) -> bool:
-    return {"model_name", "init_cls", "increment"} <= content.keys()
+    return "model_name" in content and bool({"init_cls", "prefix"} & content.keys())
 
 
-def translated(content: Mapping[str, Any], what: str) -> tuple[str, dict[str, Any]]:
-    """The recipe of the same published setting, and the fields in which the file differs; `what` names the file."""
+def translated(
+    content: Mapping[str, Any], what: str, overrides: Sequence[Mapping[str, Any]] = ()
+) -> tuple[str, dict[str, Any]]:
+    """The recipe of the same published setting, and the fields in which the file differs; `what` names the file.
+
+    Where `overrides`, which will be laid on top, ask for another kind of arrivals, another method or the framework,
+    what the file's own choice of these implies is left out.
+    """
     name = str(content.get("dataset", "")).lower()
     if name not in _DATASETS:
         raise InputError(
@@ -97,70 +135,100 @@ def translated(content: Mapping[str, Any], what: str) -> tuple[str, dict[str, An
             f"{', '.join(sorted(_DATASETS))}."
         )
     setting, method = _DATASETS[name], _method(content, what)
-    seed = _seeds(content)[0]
+    _check_network(content, setting, method, what)
+    seed = _seeds(content, what)[0]
+    sizes = _sizes(content, setting.classes, what)
+    kinds = [over["arrivals"]["kind"] for over in overrides if "kind" in over.get("arrivals", {})]
     fields: dict[str, Any] = {
         "method": method,
-        "arrivals": {"kind": "given", "sizes": _sizes(content, setting.classes, what)},
+        "arrivals": {"steps": len(sizes)} if kinds and kinds[-1] != "given" else {"kind": "given", "sizes": sizes},
         "class_seed": seed if content.get("shuffle", True) else None,
         "train_seed": seed,
-        **_network(content, setting),
+        "backbone": _network(content, setting),
+        **_memory(content, method, what),
     }
     if setting.dataset:
         fields["dataset"] = setting.dataset
-    if method == "icarl":
+    changed = any(over.get("robust") or over.get("method", method) != method for over in overrides)
+    if method == "icarl" and not changed:
         fields["alignment"] = "none"  # theirs scores the nearest mean, and leaves the head as it is
-    if content.get("fixed_memory"):
-        fields["memory"] = {"per_class": content["memory_per_class"]}
-    elif content.get("memory_size"):
-        fields["memory"] = {"budget": content["memory_size"]}
-    if options := _renamed(content, _OPTIONS.get(method, {})):
+    options = _renamed(content, _OPTIONS.get(method, {}))
+    if method == "mos":
+        options["released"] = True  # what their code does, where it departs from the paper
+    if options and not any("method" in over for over in overrides):
         fields["options"] = options
-    if train := _training(content, method):
+    train = _training(content, method, what)
+    if name.endswith("_aa"):
+        train["augment"] = "auto"
+    if train:
         fields["train"] = train
     return setting.recipe, fields
 
 
-def left_out(content: Mapping[str, Any]) -> list[str]:
-    """What a file says that was not carried over."""
-    method = _PRETRAINED.get(str(content["model_name"]).lower(), str(content["model_name"]).lower())
-    phases = (_TUNING,) if method in _PRETRAINED.values() else tuple(_PHASES.values())
+def left_out(content: Mapping[str, Any], what: str) -> list[str]:
+    """What a file says that was not carried over, with its values."""
+    method = _method(content, what)
+    pretrained, seeds = method in _PRETRAINED.values(), _seeds(content, what)
+    phases = (_TUNING,) if pretrained else tuple(_PHASES.values())
     known = {*_STREAM, *_NO_MATTER, *_OPTIONS.get(method, {}), *(key for phase in phases for key in phase)}
-    further = [f"seeds {', '.join(map(str, _seeds(content)[1:]))}"] if len(_seeds(content)) > 1 else []
-    return [*further, *(key for key in content if key not in known)]
+    here = {**_AS_HERE, "scheduler": "cosine" if pretrained else "steplr"}
+    if pretrained:  # a cosine has none of these
+        known |= {"init_milestones", "init_lr_decay"}
+    if method == "simplecil":  # nothing is trained
+        known |= {"min_lr"}
+    found = [f"seed {', '.join(map(str, seeds[1:]))}"] if len(seeds) > 1 else []
+    return [
+        *found,
+        *(f"{key} {value}" for key, value in content.items() if key not in known and here.get(key, ...) != value),
+    ]
 
 
 def _method(content: Mapping[str, Any], what: str) -> str:
-    name, network = str(content["model_name"]).lower(), _network_name(content)
-    if name in _PRETRAINED and "resnet" not in network:
-        return _PRETRAINED[name]
-    if name in _CONVENTIONAL and network in _BACKBONES:
-        return name
+    name = str(content["model_name"]).lower()
     if name not in (*_CONVENTIONAL, *_PRETRAINED):
         raise InputError(
             f"{what} asks for {name!r}, which ffcil does not have: of PyCIL's and PILOT's methods it has "
             f"{', '.join(sorted([*_CONVENTIONAL, *_PRETRAINED]))}."
         )
-    raise InputError(
-        f"{what} asks for {name!r} on {network!r}, which ffcil does not have: conventional methods stand on "
-        f"{', '.join(sorted(_BACKBONES))}, {', '.join(sorted(_PRETRAINED))} on a ViT."
-    )
+    return _PRETRAINED.get(name, name)
+
+
+def _check_network(content: Mapping[str, Any], setting: _Setting, method: str, what: str) -> None:
+    name, pretrained = _network_name(content), method in _PRETRAINED.values()
+    fits = _VIT_NAME.fullmatch(name) if pretrained else name in _BACKBONES
+    if not fits:
+        kind = "a ViT-B/16 (PILOT's names)" if pretrained else ", ".join(sorted(_BACKBONES))
+        raise InputError(f"{what} asks for {method!r} on {name!r}, which ffcil does not have: it stands on {kind}.")
+    if pretrained != (setting.recipe in _VIT_RECIPES):
+        other = "cifar224" if pretrained else "cifar100 or imagenet100"
+        raise InputError(f"{what} asks for {method!r} on images of another size than its network's: take {other}.")
+
+
+def _memory(content: Mapping[str, Any], method: str, what: str) -> dict[str, Any]:
+    if method in _WITHOUT_MEMORY or method in _PRETRAINED.values():
+        return {}
+    ours, theirs = ("per_class", "memory_per_class") if content.get("fixed_memory") else ("budget", "memory_size")
+    count = content.get(theirs)
+    if not isinstance(count, int) or count < 1:
+        raise InputError(f"{what} has {theirs} {count!r}, and {method!r} needs exemplars: give a whole number.")
+    return {"memory": {ours: count}}
 
 
 def _network_name(content: Mapping[str, Any]) -> str:
     return str(content.get("convnet_type") or content.get("backbone_type") or "").lower()
 
 
-def _network(content: Mapping[str, Any], setting: _Setting) -> dict[str, Any]:
+def _network(content: Mapping[str, Any], setting: _Setting) -> str:
     name = _network_name(content)
-    if name not in _BACKBONES:
-        return {"backbone": _IN21K if "in21k" in name else _IN1K}
+    if vit := _VIT_NAME.fullmatch(name):
+        return _VITS[vit[1] or ""]
     large = setting.recipe == "imagenet100" and _BACKBONES[name] == "resnet18"
-    return {"backbone": "resnet18-imagenet" if large else _BACKBONES[name]}
+    return "resnet18-imagenet" if large else _BACKBONES[name]
 
 
 def _sizes(content: Mapping[str, Any], classes: int, what: str) -> list[int]:
     """As PyCIL's data manager makes them: the first step, equal steps, and what is left."""
-    first, increment = content["init_cls"], content["increment"]
+    first, increment = content.get("init_cls"), content.get("increment")
     if not (isinstance(first, int) and isinstance(increment, int) and 0 < first <= classes and increment > 0):
         raise InputError(
             f"{what} has init_cls {first!r} and increment {increment!r}: give whole numbers of 1 to {classes}."
@@ -169,21 +237,27 @@ def _sizes(content: Mapping[str, Any], classes: int, what: str) -> list[int]:
     return [first, *[increment] * full, *([rest] if rest else [])]
 
 
-def _seeds(content: Mapping[str, Any]) -> Sequence[int]:
+def _seeds(content: Mapping[str, Any], what: str) -> Sequence[int]:
     seeds = content.get("seed", 1993)
-    return list(seeds) if isinstance(seeds, list) and seeds else [seeds] if isinstance(seeds, int) else [1993]
+    listed = seeds if isinstance(seeds, list) else [seeds]
+    if not listed or not all(type(seed) is int for seed in listed):
+        raise InputError(f"{what} has seed {seeds!r}: give whole numbers.")
+    return listed
 
 
 def _renamed(content: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     return {ours: content[theirs] for theirs, ours in names.items() if content.get(theirs) is not None}
 
 
-def _training(content: Mapping[str, Any], method: str) -> dict[str, Any]:
+def _training(content: Mapping[str, Any], method: str, what: str) -> dict[str, Any]:
     """The schedule where the file has one."""
+    if content.get("optimizer", "sgd") != "sgd":
+        raise InputError(f"{what} has optimizer {content['optimizer']!r}: ffcil trains with SGD alone.")
+    if method == "simplecil":
+        return {}
     if method in _PRETRAINED.values():
         phase = _renamed(content, _TUNING)
-        trains = phase.get("epochs", 0) > 0
-        phases = {"first": phase, "later": phase} if trains else {}
+        phases = {"first": phase, "later": phase} if phase else {}
     else:
         phases = {name: found for name, names in _PHASES.items() if (found := _renamed(content, names))}
     batch = {"batch": content["batch_size"]} if phases and "batch_size" in content else {}

@@ -44,7 +44,7 @@ def load_recipe(name: str) -> dict[str, Any]:
 def not_carried_over(recipe: str) -> list[str]:
     """What a file of PyCIL's or PILOT's says that its translation does not."""
     content = load_recipe(recipe)
-    return left_out(content) if is_foreign(content) else []
+    return left_out(content, f"The file {recipe}") if is_foreign(content) else []
 
 
 def read_yaml(what: str, text: str) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def resolve(recipe: str, *overrides: Mapping[str, Any]) -> RunConfig:
     """
     settings = load_recipe(recipe)
     if is_foreign(settings):
-        base, theirs = translated(settings, f"The file {recipe}")
+        base, theirs = translated(settings, f"The file {recipe}", overrides)
         return resolve(base, theirs, *overrides)
     by_method = settings.pop("methods", None) or {}
     method = next((over["method"] for over in reversed(overrides) if "method" in over), settings.get("method"))

@@ -57,6 +57,8 @@ def teach(
 
 def _check(folder: Path, images: Sequence[Labelled], config: RunConfig | None) -> None:
     """A slip of the pen makes no folder, and does not go into one of images."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file: name a folder for the classifier.")
     there = (folder / MODEL).is_file()
     if not there and config is None:
         raise InputError(f"There is no classifier in {folder}: give the configuration of a new one.")
