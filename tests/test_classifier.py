@@ -119,13 +119,20 @@ def test_a_learning_broken_off_is_taken_up(tmp_path: Path) -> None:
     assert torch.equal(taught._scores(test.images), whole._scores(test.images))
 
 
-def test_what_was_noted_of_another_learning_is_not_taken_up(tmp_path: Path) -> None:
-    config = config_of(method="replay").model_copy(update={"checkpoint_seconds": 0.0})
-    first, second, third = parts(coloured_images([10] * 6, 1))
+def broken_off(config: RunConfig, first: ImageSet, second: ImageSet, folder: Path) -> Classifier:
+    """One that learned the first, and left in `folder` what it had got to with the second."""
     classifier = Classifier(config, "cpu")
     classifier.learn(first)
     with pytest.raises(KeyboardInterrupt):
-        classifier.learn(second, tmp_path, Breaks(after=3))
+        classifier.learn(second, folder, Breaks(after=3))
+    assert (folder / LEARNING).exists()
+    return classifier
+
+
+def test_what_was_noted_of_another_learning_is_not_taken_up(tmp_path: Path) -> None:
+    config = config_of(method="replay").model_copy(update={"checkpoint_seconds": 0.0})
+    first, second, third = parts(coloured_images([10] * 6, 1))
+    classifier = broken_off(config, first, second, tmp_path)
     untouched = Classifier(config, "cpu")
     for step in (first, third):
         untouched.learn(step)
@@ -318,10 +325,8 @@ def test_progress_of_another_classifier_is_not_taken_up(tmp_path: Path) -> None:
     config = config_of(method="replay").model_copy(update={"checkpoint_seconds": 0.0})
     first, second, _ = parts(coloured_images([10] * 6, 1))
     others, _, _ = parts(coloured_images([10] * 6, 5))
-    broken, whole = Classifier(config, "cpu"), Classifier(config, "cpu")
-    broken.learn(first)
-    with pytest.raises(KeyboardInterrupt):
-        broken.learn(second, tmp_path, Breaks(after=3))
+    broken_off(config, first, second, tmp_path)
+    whole = Classifier(config, "cpu")
     whole.learn(others)
     untouched = Classifier(config, "cpu")
     for step in (others, second):

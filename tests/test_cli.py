@@ -316,6 +316,7 @@ def test_mistakes_with_a_classifier(ffcil: Command, tmp_path: Path) -> None:
     assert "Class 'colour 0' is known already" in refused("learn", "model", str(tmp_path / "more"), "--device", "cpu")
     assert "has its method since it was made" in refused("learn", "model", first, "--set", "method=der")
     assert "There is no file or folder what.jpg" in refused("predict", "model", "what.jpg")
+    assert "There is no folder" in refused("predict", "model", first, "--out", "nowhere/all.csv")
     Path("empty").mkdir()
     assert "There are no images in empty" in refused("predict", "model", "empty")
     Path("bad.png").write_bytes(b"nothing")

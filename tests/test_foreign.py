@@ -140,11 +140,18 @@ def test_schedules_that_stand_in_their_code(
 
 
 def test_augmentation_and_tagfex(tmp_path: Path) -> None:
-    more = {"kd_temp": 3, "contrast_kd_factor": 5, "aux_factor": 1.5, "aug": 2, "infonce_kd_temp": 0.2}
+    more = {
+        "kd_temp": 3,
+        "contrast_kd_factor": 5,
+        "contrast_factor": 2,
+        "aux_factor": 1.5,
+        "aug": 2,
+        "infonce_kd_temp": 0.2,
+    }
     config = read(tmp_path, PYCIL, model_name="tagfex", dataset="cifar100_aa", convnet_type="resnet18", **more)
     assert (config.backbone, config.train.augment) == ("resnet18", "auto")
     names = ("transfer_temperature", "contrastive_distillation_weight", "auxiliary_weight")
-    assert [config.options[name] for name in names] == [3, 5, 1.5]
+    assert [config.options[name] for name in names] == [3, 10, 1.5]  # their code multiplies the two
     assert not_carried_over(str(tmp_path / "exp.json")) == []
     assert read(tmp_path, PYCIL, model_name="der", dataset="cifar100_aa").train.augment == "auto"
 
@@ -160,8 +167,15 @@ def test_the_framework_another_method_and_other_arrivals(tmp_path: Path) -> None
     assert (equal.kind, equal.steps) == ("equal", 10)  # type: ignore[union-attr]
     flow = resolve(file, {"arrivals": {"kind": "free-flow", "alpha": 0.5}}).arrivals
     assert (flow.kind, flow.steps, flow.largest) == ("free-flow", 10, 15)  # type: ignore[union-attr]
+    assert resolve(file, {"method": "icarl"}).alignment == "none"  # the file's own, as a study names it
+    read(tmp_path, PYCIL, model_name="finetune", memory_size=500)
+    assert resolve(file, {"method": "icarl"}).memory.budget == 500
     read(tmp_path, PILOT)
-    assert "merge_rate" not in resolve(file, {"method": "ranpac"}).options
+    assert resolve(file, {"method": "mos"}).options["merge_rate"] == 0.3
+    ranpac, published = (resolve(recipe, {"method": "ranpac"}) for recipe in (file, "cifar100-vit"))
+    assert (ranpac.options, ranpac.train) == (published.options, published.train)
+    with pytest.raises(InputError, match="arrivals"):
+        resolve(file, {"arrivals": 5})
 
 
 def test_what_is_laid_on_top_counts(tmp_path: Path) -> None:

@@ -138,7 +138,9 @@ def translated(
     _check_network(content, setting, method, what)
     seed = _seeds(content, what)[0]
     sizes = _sizes(content, setting.classes, what)
-    kinds = [over["arrivals"]["kind"] for over in overrides if "kind" in over.get("arrivals", {})]
+    arrivals = [over["arrivals"] for over in overrides if isinstance(over.get("arrivals"), Mapping)]
+    kinds = [asked["kind"] for asked in arrivals if "kind" in asked]
+    another = any(over.get("method", method) != method for over in overrides)
     fields: dict[str, Any] = {
         "method": method,
         "arrivals": {"steps": len(sizes)} if kinds and kinds[-1] != "given" else {"kind": "given", "sizes": sizes},
@@ -149,15 +151,16 @@ def translated(
     }
     if setting.dataset:
         fields["dataset"] = setting.dataset
-    changed = any(over.get("robust") or over.get("method", method) != method for over in overrides)
-    if method == "icarl" and not changed:
+    if method == "icarl" and not another and not any(over.get("robust") for over in overrides):
         fields["alignment"] = "none"  # theirs scores the nearest mean, and leaves the head as it is
     options = _renamed(content, _OPTIONS.get(method, {}))
     if method == "mos":
         options["released"] = True  # what their code does, where it departs from the paper
-    if options and not any("method" in over for over in overrides):
+    if "contrastive_distillation_weight" in options:  # theirs is multiplied with the weight of the other term
+        options["contrastive_distillation_weight"] *= options.get("contrastive_weight", 1)
+    if options and not another:
         fields["options"] = options
-    train = _training(content, method, what)
+    train = {} if another else _training(content, method, what)
     if name.endswith("_aa"):
         train["augment"] = "auto"
     if train:
@@ -205,11 +208,13 @@ def _check_network(content: Mapping[str, Any], setting: _Setting, method: str, w
 
 
 def _memory(content: Mapping[str, Any], method: str, what: str) -> dict[str, Any]:
-    if method in _WITHOUT_MEMORY or method in _PRETRAINED.values():
+    if method in _PRETRAINED.values():
         return {}
     ours, theirs = ("per_class", "memory_per_class") if content.get("fixed_memory") else ("budget", "memory_size")
     count = content.get(theirs)
     if not isinstance(count, int) or count < 1:
+        if method in _WITHOUT_MEMORY:
+            return {}
         raise InputError(f"{what} has {theirs} {count!r}, and {method!r} needs exemplars: give a whole number.")
     return {"memory": {ours: count}}
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ffcil.commands.options import AsJson, Device, Imports, import_methods, print_json, print_table, stoppable
+from ffcil.errors import InputError
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="The classifier's folder.")]
 Changes = Annotated[
@@ -95,16 +95,17 @@ def predict(
     from ffcil.run import exhaustion_told
 
     files = image_files(images)
-    with ExitStack() as stack:
-        file = stack.enter_context(out.open("w", encoding="utf-8", newline="")) if out else None
-        with stoppable(then=""), exhaustion_told(model):
-            guesses = _loaded(model, assignments, device, imports).predict(files, top, skip_bad)
-        rows = [
-            {"image": readable(path), "rank": rank, "class": guess.name, "score": guess.score}
-            for path, of_image in zip(files, guesses, strict=True)
-            for rank, guess in enumerate(of_image, 1)
-        ]
-        if file:
+    if out and not out.absolute().parent.is_dir():  # before all the work, not after it
+        raise InputError(f"There is no folder {out.absolute().parent} for {out.name}: make it, or name another.")
+    with stoppable(then=""), exhaustion_told(model):
+        guesses = _loaded(model, assignments, device, imports).predict(files, top, skip_bad)
+    rows = [
+        {"image": readable(path), "rank": rank, "class": guess.name, "score": guess.score}
+        for path, of_image in zip(files, guesses, strict=True)
+        for rank, guess in enumerate(of_image, 1)
+    ]
+    if out:
+        with out.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, ["image", "rank", "class", "score"])
             writer.writeheader()
             writer.writerows(rows)

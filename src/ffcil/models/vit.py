@@ -151,7 +151,8 @@ def _of_timm(name: str, hub: bool) -> VisionTransformer:
 def _load_npz(net: VisionTransformer, path: Path, name: str) -> None:
     """By timm, which knows how the original arrays lie, and copies them one by one."""
     try:
-        blocks = {key.split("/")[-3] for key in np.load(path) if "LayerNorm_0/scale" in key and "encoderblock_" in key}
+        with np.load(path) as arrays:
+            blocks = {key.split("/")[-3] for key in arrays if "LayerNorm_0/scale" in key and "encoderblock_" in key}
         net.load_pretrained(str(path))
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise InputError(f"The weights file {str(path)!r} cannot be read ({error}): get it again.") from error
