@@ -281,7 +281,7 @@ def test_a_store_that_does_not_fit_is_read_from_the_host() -> None:
 def test_a_classifier_taught_on_the_gpu_is_the_same_on_the_cpu(tmp_path: Path) -> None:
     """Learned in captured steps from images on the device; what is kept lies on the host, and a CPU can go on."""
     stream = make_stream((4, 4))
-    classifier = Classifier(config(), "cuda")
+    classifier = Classifier(config().model_copy(update={"image_size": 32}), "cuda")
     for increment in stream:
         part = increment.train.subset(increment.rows)
         first = increment.seen_before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,23 @@ def test_mps_is_started_and_stopped(fake_mps: Path) -> None:
         assert fake_mps.read_text() == f"start {place}\n"
     assert fake_mps.read_text().splitlines() == [f"start {place}", f"quit {place}"]
     assert not Path(place).exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "percent"),
+    [({}, 25), ({"runs": 5}, 67), ({"device": "cuda:0", "jobs": 4}, 50), ({"jobs": 3}, 100), ({"per_gpu": 300}, 1)],
+    ids=str,
+)
+def test_runs_that_share_a_gpu_have_a_portion_of_it_each(
+    fake_mps: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], percent: int
+) -> None:
+    """Together twice the GPU, each at the most all of it; of two GPUs the one with more runs counts."""
+    monkeypatch.delenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", raising=False)
+    with LocalExecutor(**asked) as executor:
+        assert executor.environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == str(percent)
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "33")
+    with LocalExecutor(**asked) as executor:
+        assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in executor.environment  # a user's own is inherited
 
 
 def test_mps_is_stopped_also_after_a_failure(fake_mps: Path) -> None:
@@ -109,6 +127,9 @@ def test_how_many_at_a_time(fake_mps: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert LocalExecutor("cuda:1").slots == 8
     assert LocalExecutor(per_gpu=3).slots == 6
     assert not LocalExecutor(jobs=2).share  # a GPU each: nothing to share
+    assert LocalExecutor(runs=5).slots == 5
+    assert not LocalExecutor(runs=2).share
+    assert LocalExecutor("cpu", 3, runs=0).slots == 1
     with pytest.raises(InputError, match="--per-gpu has no meaning on a CPU: say with --jobs"):
         LocalExecutor("cpu", per_gpu=4)
     assert LocalExecutor("cpu").slots == len(os.sched_getaffinity(0))

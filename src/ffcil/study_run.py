@@ -48,8 +48,9 @@ def make_executor(
     *,
     address: str | None = None,
     slurm: Mapping[str, Any] | None = None,
+    runs: int | None = None,
 ) -> Executor:
-    """By name: local, ray or slurm. An option that only another one has is an error."""
+    """By name: local, ray or slurm; for so many runs. An option that only another one has is an error."""
     if address and name != "ray":
         raise InputError("--address is a Ray cluster's: add --executor ray.")
     if slurm and name != "slurm":
@@ -64,7 +65,7 @@ def make_executor(
         if per_gpu:
             raise InputError("--per-gpu has no meaning under SLURM, which gives a job its own: leave it out.")
         return SlurmExecutor(device, jobs, slurm or {})
-    return LocalExecutor(device, jobs, per_gpu)
+    return LocalExecutor(device, jobs, per_gpu, runs)
 
 
 def list_runs(study: Study, jobs: Sequence[Job], out: Path, executor: Executor) -> None:

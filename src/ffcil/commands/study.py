@@ -83,7 +83,13 @@ def study(
     if wanted.alone and at_a_time not in (None, 1):
         raise InputError("This study measures time, and its runs are made one after another: leave --jobs out.")
     made = make_executor(
-        executor, device, 1 if wanted.alone else at_a_time, per_gpu, address=address, slurm=_pairs(slurm)
+        executor,
+        device,
+        1 if wanted.alone else at_a_time,
+        per_gpu,
+        address=address,
+        slurm=_pairs(slurm),
+        runs=sum(not run.done for run in runs),
     )
     if dry_run:
         list_runs(wanted, runs, out, made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -20,7 +21,7 @@ import torch
 from ffcil.errors import InputError
 from ffcil.executors.job import LOG, Ending, Job, Outcome, attempt
 from ffcil.executors.loop import PATIENCE
-from ffcil.executors.mps import MpsError, in_use, mps, mps_available
+from ffcil.executors.mps import PORTION, MpsError, in_use, mps, mps_available, portion
 
 PER_GPU = 8
 """runs that share a GPU under MPS unless told otherwise: where throughput levelled off on an H200"""
@@ -40,15 +41,22 @@ def devices(device: str | None) -> list[str]:
 
 
 class LocalExecutor:
-    """Processes here. `jobs` at a time; None: a core each on a CPU, else `per_gpu` on each GPU."""
+    """Processes here. `jobs` at a time; None: a core each on a CPU, else `per_gpu` on each GPU. No more than the `runs`
+    that there are to make, where their number is known: few have more of a GPU each."""
 
-    def __init__(self, device: str | None = None, jobs: int | None = None, per_gpu: int | None = None) -> None:
+    def __init__(
+        self,
+        device: str | None = None,
+        jobs: int | None = None,
+        per_gpu: int | None = None,
+        runs: int | None = None,
+    ) -> None:
         self.devices = devices(device)
-        self.jobs, self.per_gpu = jobs, per_gpu
+        self.jobs, self.per_gpu, self.runs = jobs, per_gpu, runs
         on_gpu = self.devices != ["cpu"]
         if per_gpu and not on_gpu:
             raise InputError("--per-gpu has no meaning on a CPU: say with --jobs how many runs to make at a time.")
-        self.slots = self._slots(PER_GPU if mps_available() else 1) if on_gpu else jobs or cores()
+        self.slots = self._slots(PER_GPU if mps_available() else 1) if on_gpu else self._needed(jobs or cores())
         self.share = on_gpu and self.slots > len(self.devices) and mps_available()
         self.environment: dict[str, str] = {}
         self.load = Counter[str]()
@@ -59,12 +67,17 @@ class LocalExecutor:
 
     def _slots(self, usual: int) -> int:
         """What was asked for, or the usual number on each GPU."""
-        return self.jobs or len(self.devices) * (self.per_gpu or usual)
+        return self._needed(self.jobs or len(self.devices) * (self.per_gpu or usual))
+
+    def _needed(self, slots: int) -> int:
+        return slots if self.runs is None else max(1, min(slots, self.runs))
 
     def __enter__(self) -> Self:
         if self.share:
             try:
                 self.environment = self.stack.enter_context(mps())
+                if PORTION not in os.environ:  # else the user's own
+                    self.environment[PORTION] = str(portion(math.ceil(self.slots / len(self.devices))))
             except MpsError as error:
                 self.slots = self._slots(1)
                 print(f"ffcil: MPS does not start ({error}): {self.slots} run(s) at a time.", file=sys.stderr)

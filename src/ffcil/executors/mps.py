@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from typing import TextIO
 
 CONTROL = "nvidia-cuda-mps-control"
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+PORTION = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 
 class MpsError(Exception):
@@ -22,6 +24,15 @@ class MpsError(Exception):
 
 def mps_available() -> bool:
     return shutil.which(CONTROL) is not None
+
+
+def portion(runs: int) -> int:
+    """Percent of a GPU's multiprocessors that each of so many runs on it may use.
+
+    Where each may use all, every kernel spreads over the whole GPU and the runs get in each other's way. All portions
+    together are twice the GPU, so that there is work for it while some of the runs wait (results/sharing.json).
+    """
+    return min(100, math.ceil(200 / runs))
 
 
 @contextmanager
