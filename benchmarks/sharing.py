@@ -1,10 +1,10 @@
 """Images per second of several iCaRL trainings that share a GPU under MPS, against one alone: no start-up, no end.
 
-python benchmarks/sharing.py --device cuda --runs 1 4 8 --percent 100 25 --out results/sharing.json
+python benchmarks/sharing.py --device cuda --runs 1 8 4 --out results/sharing.json
 
 Noise in the shape of CIFAR-100, ResNet-32, the fifth of ten steps, so with teacher and augmentation. Every training is
 a process of its own; its speed is taken between two moments at which all of them train, compiled and captured.
-`percent` is the share of the GPU's multiprocessors that each may use (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE).
+`percent` is the share of the GPU's multiprocessors that each may use: all of them, and what a study gives it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ import numpy as np
 import torch
 
 from ffcil.environment import describe_environment
-from ffcil.executors.mps import mps, mps_available
+from ffcil.executors.mps import PORTION, mps, mps_available, portion
 from ffcil.recipe import resolve
 from ffcil.training import Engine, Progress
 from methods import configuration, grown, noise
 
 FOREVER = 1_000_000
 """epochs"""
-PERCENT = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 
 def train_until_told(options: argparse.Namespace, environment: dict[str, str], log: Path) -> None:
@@ -92,7 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--runs", nargs="+", type=int, default=[1, 8])
-    parser.add_argument("--percent", nargs="+", type=int, default=[100], help="tried where there are several runs")
+    parser.add_argument("--percent", nargs="*", type=int, default=[], help="others to try where there are several runs")
     parser.add_argument("--seconds", type=float, default=5.0, help="of the window")
     parser.add_argument("--images", type=int, default=6_400, help="of an epoch")
     parser.add_argument("--backbone", default="resnet32")
@@ -102,16 +101,15 @@ def main() -> None:
     with ExitStack() as stack:
         shared = stack.enter_context(mps()) if options.device != "cpu" and mps_available() else {}
         for runs in options.runs:
-            for percent in options.percent if runs > 1 else [100]:
-                environment = {**shared, PERCENT: str(percent)} if runs > 1 else {}
+            for percent in dict.fromkeys([100, portion(runs), *options.percent] if runs > 1 else [100]):
+                environment = {**shared, PORTION: str(percent)} if runs > 1 else {}
                 rows.append({"percent": percent, **measure(options, runs, environment)})
                 print(json.dumps(rows[-1]), flush=True)
     if options.out:
+        # asked at the end: it takes hold of the GPU, outside of MPS
         about = describe_environment(Engine.create(options.device, resolve("cifar100").train))
-        about["command"] = (
-            f"python benchmarks/sharing.py --device {options.device} --runs {' '.join(map(str, options.runs))} "
-            f"--percent {' '.join(map(str, options.percent))} --seconds {options.seconds:g}"
-        )
+        runs = " ".join(map(str, options.runs))
+        about["command"] = f"python benchmarks/sharing.py --device {options.device} --runs {runs}"
         options.out.write_text(json.dumps({"environment": about, "rows": rows}, indent=2) + "\n")
 
 
