@@ -154,10 +154,15 @@ class RunFolder:
         return [line + b"\n" for line in lines[:-1]]
 
     def keep_records(self, finished: int) -> None:
-        """Drop records of steps that the checkpoint does not know: they will be made again."""
+        """Drop the record of a step that the checkpoint does not know yet: it will be made again."""
         records = self.records()
         if len(records) < finished:
             raise InputError(f"{self.path} is damaged (records are missing): remove it and start again.")
+        if len(records) > finished + 1:  # a kill costs one at the most: checkpoints were taken away
+            raise InputError(
+                f"{self.path} has records of {len(records)} steps and checkpoints of {finished}: bring the newest "
+                "checkpoint back, or remove the folder to start again."
+            )
         write_whole(self.path / "records.jsonl", b"".join(records[:finished]))
 
     def append_record(self, record: Mapping[str, Any]) -> None:
