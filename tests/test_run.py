@@ -152,6 +152,16 @@ def test_a_record_without_its_checkpoint_is_made_again(tmp_path: Path, colours: 
     assert records(tmp_path) == records(whole)
 
 
+def test_checkpoints_that_were_taken_away_are_missed(tmp_path: Path, colours: Path) -> None:
+    """A copy of a run's records is not taken for a run that has not begun: they would be lost."""
+    with pytest.raises(KeyboardInterrupt):
+        Run(config(), tmp_path, data=colours, device="cpu", threads=1, listener=Bomb(steps=3)).execute()
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(InputError, match="has records of 3 steps and checkpoints of 0: bring the newest"):
+        Run(config(), tmp_path, data=colours, device="cpu", threads=1).execute()
+    assert len(records(tmp_path)) == 3
+
+
 def test_a_finished_run_does_nothing(whole: Path, colours: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.name != ".lock"}
     summary = Run(config(), whole, data=colours / "not looked at", device="cpu", threads=1).execute()
