@@ -176,7 +176,7 @@ def run(
     from rich.console import Console
 
     from ffcil.loggers import listeners
-    from ffcil.progress import Noted, Several, Shown
+    from ffcil.progress import Noted, Several, Shown, pace
     from ffcil.run import Run
 
     import_methods(imports)
@@ -195,7 +195,7 @@ def run(
         named = {"average": numbers["average"], "last": numbers["last"], "forgetting": numbers["forgetting"]}
         figures = ", ".join(f"{key} {value:.2f} %" for key, value in named.items() if value is not None)
         print(f"{name}{scored}: {figures or 'no test images'}")
-    print(f"{summary['folder']}  {summary['seconds']:.1f} s, {summary['images_per_second']:,.0f} images/s")
+    print(f"{summary['folder']}  {pace(summary['seconds'], summary['images_per_second'])}")
 
 
 @app.command()

@@ -97,6 +97,11 @@ def bars(console: Console, clock: ProgressColumn, transient: bool = False) -> Pr
     )
 
 
+def pace(seconds: float, images_per_second: float) -> str:
+    """Time, and speed where anything was trained."""
+    return f"{seconds:.1f} s" + (f", {images_per_second:,.0f} images/s" if images_per_second else "")
+
+
 class Shown(Listener):
     """Lines for finished steps; between them a bar in a terminal, or a plain line every ten seconds."""
 
@@ -130,10 +135,10 @@ class Shown(Listener):
             self._line(f"step {self._numbered(self.step)}, {note}")
 
     def step_done(self, record: Mapping[str, Any]) -> None:
-        seconds, speed = sum(record["seconds"].values()), record["images_per_second"]
+        taken = pace(sum(record["seconds"].values()), record["images_per_second"])
         self._line(
             f"step {record['step']}/{self.steps}: +{record['new_classes']} = {record['seen_classes']} classes, "
-            f"{accuracies(record)} ({seconds:.1f} s, {speed:,.0f} images/s)"
+            f"{accuracies(record)} ({taken})"
         )
 
     def finished(self) -> None:

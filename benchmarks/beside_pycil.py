@@ -1,0 +1,133 @@
+"""PyCIL and ffcil on the same stream, from the same configuration file: seconds, images per second, accuracy.
+
+python benchmarks/beside_pycil.py --pycil PyCIL --data DIR --method icarl --sizes 10 10 --epochs 30 --device cuda
+
+PyCIL is a clone of https://github.com/LAMDA-CL/PyCIL (it needs scipy and tqdm) and stays as it is: its module's epochs
+and milestones are set from outside, its data manager is given the sizes, and a step is what its trainer does. A step's
+seconds are all that happens between the arrival of its classes and the accuracies: training, PyCIL's tests on every
+fifth epoch, exemplars, evaluation; in ffcil compilation as well. Start-up and reading the data are not counted. What
+PyCIL raises is noted, not mended. CIFAR-100 only: the folder that holds `cifar-100-python`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ffcil.environment import describe_environment
+from ffcil.recipe import resolve
+from ffcil.training import Engine
+
+
+def schedule(epochs: int) -> dict[str, Any]:
+    """The same for every step of both: three rates, as in the published schedules."""
+    return {"epochs": epochs, "milestones": [epochs // 2, 3 * epochs // 4]}
+
+
+def learn_with_pycil(options: argparse.Namespace) -> None:
+    """In a process of its own, in a folder in which `data` is the data: a line of JSON a step."""
+    sys.path.insert(0, str(options.pycil))
+    module = importlib.import_module(f"models.{options.method}")
+    for first, later in (("init_epoch", "epochs"), ("init_milestones", "milestones")):
+        for name in (first, later):
+            assert hasattr(module, name), f"PyCIL's {options.method} keeps its schedule elsewhere"
+            setattr(module, name, schedule(options.epochs)[later])
+    settings = json.loads((options.pycil / "exps" / f"{options.method}.json").read_text())
+    settings["device"] = [torch.device(options.device)]
+    importlib.import_module("trainer")._set_random()  # its switches of cuDNN, too
+    torch.manual_seed(options.seed)
+    data = importlib.import_module("utils.data_manager").DataManager("cifar100", True, 1993, 10, 10)
+    data._increments = [*options.sizes, data.get_total_classnum() - sum(options.sizes)]
+    learner = importlib.import_module("utils.factory").get_model(options.method, settings)
+    for _ in options.sizes:
+        start = time.perf_counter()
+        learner.incremental_train(data)
+        linear, nearest_mean = learner.eval_task()
+        seconds = time.perf_counter() - start
+        learner.after_task()
+        accuracy = {"linear": float(linear["top1"])}
+        if nearest_mean is not None:
+            accuracy["nearest-mean"] = float(nearest_mean["top1"])
+        images = options.epochs * len(learner.train_loader.dataset)
+        print("STEP" + json.dumps({"seconds": seconds, "images": images, "accuracy": accuracy}), flush=True)
+
+
+def steps_of_pycil(options: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "data").symlink_to(options.data.resolve(), target_is_directory=True)
+        told = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:], "--inside"]
+        done = subprocess.run(told, cwd=folder, capture_output=True, text=True, check=False)
+    steps = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("STEP")]
+    if done.returncode:
+        return {"steps": steps, "error": done.stderr.strip().splitlines()[-1]}
+    return {"steps": steps}
+
+
+def steps_of_ffcil(options: argparse.Namespace) -> dict[str, Any]:
+    phase = schedule(options.epochs)
+    fields = {"arrivals": {"sizes": options.sizes}, "train": {"first": phase, "later": phase}}
+    fields["train_seed"] = options.seed
+    with tempfile.TemporaryDirectory() as folder:
+        told = [sys.executable, "-m", "ffcil", "run", str(options.pycil / "exps" / f"{options.method}.json")]
+        told += ["--data", str(options.data), "--device", options.device, "--out", folder]
+        for name, value in fields.items():
+            told += ["--set", f"{name}={json.dumps(value)}"]
+        subprocess.run(told, check=True, stdout=subprocess.DEVNULL)
+        records = [json.loads(line) for line in (Path(folder) / "records.jsonl").read_text().splitlines()]
+    return {
+        "steps": [
+            {
+                "seconds": sum(record["seconds"].values()),
+                "images": options.epochs * record["training_images"],
+                "accuracy": record["accuracy"],
+            }
+            for record in records
+        ]
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pycil", type=lambda path: Path(path).resolve(), required=True, help="a clone of PyCIL")
+    parser.add_argument("--data", type=lambda path: Path(path).resolve(), required=True)
+    parser.add_argument("--method", default="icarl")
+    parser.add_argument("--sizes", nargs="+", type=int, default=[10, 10], help="classes of each step")
+    parser.add_argument("--epochs", type=int, default=30, help="of each step")
+    parser.add_argument("--seed", type=int, default=1, help="of training; PyCIL's own is 1")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.inside:
+        learn_with_pycil(options)
+        return
+    sides = {"pycil": steps_of_pycil(options), "ffcil": steps_of_ffcil(options)}
+    for name, side in sides.items():
+        for step in side["steps"]:
+            speed = step["images"] / step["seconds"]
+            print(f"{name}: {step['seconds']:.1f} s, {speed:,.0f} images/s, {step['accuracy']}")
+        if "error" in side:
+            print(f"{name}: {side['error']}")
+    if options.out:
+        about = describe_environment(Engine.create(options.device, resolve("cifar100").train))
+        sizes = " ".join(map(str, options.sizes))
+        about["command"] = (
+            f"python benchmarks/beside_pycil.py --pycil PyCIL --data DIR --method {options.method} --sizes {sizes} "
+            f"--epochs {options.epochs} --seed {options.seed} --device {options.device}"
+        )
+        about["cores"] = len(os.sched_getaffinity(0))
+        options.out.write_text(json.dumps({"environment": about, **sides}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
