@@ -31,7 +31,7 @@ from ffcil.training import Engine
 
 def schedule(epochs: int) -> dict[str, Any]:
     """The same for every step of both: three rates, as in the published schedules."""
-    return {"epochs": epochs, "milestones": [epochs // 2, 3 * epochs // 4]}
+    return {"epochs": epochs, "milestones": sorted({epochs // 2, 3 * epochs // 4} - {0})}
 
 
 def learn_with_pycil(options: argparse.Namespace) -> None:
