@@ -15,7 +15,7 @@ from PIL import Image
 from pyarrow.parquet import write_table
 
 from ffcil.data.ragged import RaggedImages
-from ffcil.data.sources import SOURCES, DataSet, load_dataset
+from ffcil.data.sources import SOURCES, DataSet, kind_of, list_own, load_dataset
 from ffcil.data.tables import list_parquet
 from ffcil.errors import InputError
 
@@ -233,6 +233,23 @@ def test_a_csv_file(tmp_path: Path) -> None:
     data = load_dataset("csv", tmp_path, 16)
     assert data.train.class_names == ("9", "10")
     assert data.test.counts().tolist() == [1, 1]
+
+
+def test_a_table_of_something_else_beside_the_images(tmp_path: Path) -> None:
+    """Notes in a folder of class folders do not make it a CSV data set; a list of the images does."""
+    for name in ("cat", "dog"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        (tmp_path / "images" / name / "1.png").write_bytes(encoded(1))
+    root = tmp_path / "images"
+    csv(root, ["camera,lens", "K1,50"], "notes.csv")
+    (root / "dump.csv").write_bytes(b"\xff" * 200_000)
+    assert kind_of(root) == "folder"
+    assert list_own(root).class_names == ("cat", "dog")
+    with pytest.raises(InputError, match="There are 0 CSV files with the columns path and label"):
+        load_dataset("csv", root, 16)
+    csv(root, ["path, label", "cat/1.png,tabby", "dog/1.png,tabby"], "list.csv")
+    assert kind_of(root) == "csv"
+    assert list_own(root).class_names == ("tabby",)
 
 
 def test_csv_files_that_are_wrong(tmp_path: Path) -> None:

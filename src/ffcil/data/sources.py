@@ -21,7 +21,7 @@ from ffcil.data.layouts import find_folder, list_folder
 from ffcil.data.own_images import DEFAULT_SIZE, Listing, own_augmentation
 from ffcil.data.published import PUBLISHED, download_published, find_published, list_published
 from ffcil.data.resized_crop import SMALLEST_CROP, ResizedCrop
-from ffcil.data.tables import csv_file, list_csv, list_parquet, parquet_files
+from ffcil.data.tables import csv_file, csv_files, list_csv, list_parquet, parquet_files
 from ffcil.data.torch_datasets import image_set_of
 from ffcil.errors import InputError, unknown
 
@@ -82,7 +82,7 @@ def kind_of(path: Path) -> str:
     """In which form somebody's own images are at a path: folder, parquet or csv."""
     if not path.exists():
         raise InputError(f"There is no file or folder {path}: correct the path.")
-    if path.suffix == ".csv" or (path.is_dir() and list(path.glob("*.csv"))):
+    if path.suffix == ".csv" or (path.is_dir() and csv_files(path)):
         return "csv"
     if path.suffix == ".parquet" or (path.is_dir() and next(path.rglob("*.parquet"), None)):
         return "parquet"

@@ -24,6 +24,7 @@ HOW_PARQUET = "name with --data a Parquet file, or a folder of them, with column
 HOW_CSV = "name with --data a CSV file with the columns path, label and, if you like, split"
 _CLASSES = "classes.txt"
 _AT_ONCE = 64  # rows of a Parquet file in memory
+_FIRST_LINE = 2**16  # characters that are read of a table to see what it is
 _BUFFER = 2**20  # bytes of a Parquet file read at a time: without a limit, all of a row group
 _SPLITS = ("train", "test", "validation", "valid", "val")
 
@@ -196,10 +197,27 @@ def csv_file(root: Path | None) -> Path:
         if not root.is_file():
             raise InputError(f"There is no file {root}: {HOW_CSV}.")
         return root
-    files = sorted(root.glob("*.csv"))
+    files = csv_files(root)
     if len(files) != 1:
-        raise InputError(f"There are {len(files)} CSV files in {root}: name the one that lists the images with --data.")
+        raise InputError(
+            f"There are {len(files)} CSV files with the columns path and label in {root}: name the one that lists the "
+            "images with --data."
+        )
     return files[0]
+
+
+def csv_files(folder: Path) -> list[Path]:
+    """Of those in a folder the ones that list images. A folder without subfolders that has no such file has what there
+    is, whose first line may just be mistaken; beside subfolders other tables are nobody's list of images."""
+    files = sorted(folder.glob("*.csv"))
+    listing = [file for file in files if {"path", "label"} <= set(_header(file))]
+    return listing if listing or any(child.is_dir() for child in folder.iterdir()) else files
+
+
+def _header(file: Path) -> list[str]:
+    """Of a table of whatever content: no more than its beginning is read."""
+    with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
+        return next(csv.reader([lines.readline(_FIRST_LINE)], skipinitialspace=True), [])
 
 
 def list_csv(root: Path | None, partial: bool = False) -> Listing:
