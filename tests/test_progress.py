@@ -31,6 +31,26 @@ def test_a_line_for_every_step_with_its_speed_where_anything_was_trained(speed: 
     assert text.getvalue() == f"here: 3 steps\nstep 1/3: +2 = 2 classes, linear 51.2 % {told}\n"
 
 
+def test_a_slow_epoch_is_told_of_before_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a look at many images without any training; quick ones are not."""
+    now = 100.0
+    monkeypatch.setattr("ffcil.progress.time.monotonic", lambda: now)
+    text = io.StringIO()
+    shown = Shown(Console(file=text, width=80))
+    shown.step_started(1, 2, 2, epochs=4)
+    for done in range(10, 151, 10):  # a batch a second
+        now += 1
+        shown.looked_at(done, 1500)
+    now += 1
+    shown.epoch_done(1, 0.5, 10.0)
+    now += 11
+    shown.looked_at(10, 1500)
+    assert text.getvalue() == (
+        "step 1, 120 of 1,500 images\n"  # every third batch is told to a bar, and a line comes after ten seconds
+        "step 1, epoch 1/4, loss 0.500, 10 images/s, then 10 of 1,500 images\n"
+    )
+
+
 def test_where_a_run_was_taken_up() -> None:
     text = io.StringIO()
     shown = Shown(Console(file=text, width=80))

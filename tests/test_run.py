@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -103,6 +103,26 @@ def test_the_data_are_called_by_their_whole_folder(tmp_path: Path, colours: Path
     named = shutil.copytree(colours, tmp_path / "birds.v2")
     Run(config(), tmp_path / "run", data=named, device="cpu", threads=1).execute()
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["data"] == "birds.v2"
+
+
+def test_every_look_at_images_is_told(tmp_path: Path, colours: Path) -> None:
+    """Batches of training, the last of them filled up; then untouched images: of classes for their means, to test."""
+
+    class Hears(Listener):
+        looks: ClassVar[list[tuple[int, int]]] = []
+
+        def looked_at(self, done: int, total: int) -> None:
+            self.looks.append((done, total))
+
+    settings = config(method="replay", arrivals={"sizes": [2]}, evaluate_batch=15)
+    Run(settings, tmp_path, data=colours, device="cpu", threads=1, listener=Hears()).execute()
+    batch, epochs = settings.train.batch, settings.train.first.epochs
+    data = json.loads((tmp_path / "data.json").read_text())
+    train, test = (sum(data[f"{split}_images"][:2]) for split in ("train", "test"))
+    steps = -(-train // batch)
+    trained = [(k * batch, steps * batch) for k in range(1, steps + 1)] * epochs
+    looks = [(min(k + 15, images), images) for images in (train, test) for k in range(0, images, 15)]
+    assert Hears.looks == trained + looks
 
 
 def test_accuracies_come_from_the_counts(whole: Path) -> None:

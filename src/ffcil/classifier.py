@@ -31,7 +31,7 @@ from ffcil.data.torch_datasets import image_set_of, stored
 from ffcil.errors import InputError
 from ffcil.memory import ExemplarMemory
 from ffcil.methods import METHODS, find_method
-from ffcil.methods.learner import Learner, build_learner, complete
+from ffcil.methods.learner import Learner, build_learner, complete, unheard
 from ffcil.metrics import group_accuracy
 from ffcil.progress import Listener
 from ffcil.recipe import build_config, lay
@@ -134,6 +134,7 @@ class Classifier:
         file = _ProgressFile(Path(folder) / LEARNING, request) if folder else None
         epochs = self.learner.phase(increment).epochs if self.learner.trains(increment) else 0
         listener.step_started(increment.step, new.classes, increment.seen_now, epochs)
+        self.learner.looked_at = listener.looked_at
         before = copied(self.learner.state())
 
         def after_epoch(now: Progress) -> None:
@@ -150,6 +151,8 @@ class Classifier:
         except BaseException:
             self._restore(before)
             raise
+        finally:
+            self.learner.looked_at = unheard
         self._kept, self._identity = kept, uuid.uuid4().hex
         self.steps.append(step)
         return {**notes, "new_images": len(new)}

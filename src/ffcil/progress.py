@@ -17,6 +17,7 @@ class Listener:
 
     def started(self, folder: str, steps: int, finished: int, epoch: int) -> None: ...
     def step_started(self, step: int, new: int, seen: int, epochs: int) -> None: ...
+    def looked_at(self, done: int, total: int) -> None: ...
     def epoch_done(self, epoch: int, loss: float, images_per_second: float) -> None: ...
     def step_done(self, record: Mapping[str, Any]) -> None: ...
     def finished(self) -> None: ...
@@ -35,6 +36,10 @@ class Several(Listener):
     def step_started(self, step: int, new: int, seen: int, epochs: int) -> None:
         for listener in self.listeners:
             listener.step_started(step, new, seen, epochs)
+
+    def looked_at(self, done: int, total: int) -> None:
+        for listener in self.listeners:
+            listener.looked_at(done, total)
 
     def epoch_done(self, epoch: int, loss: float, images_per_second: float) -> None:
         for listener in self.listeners:
@@ -106,13 +111,16 @@ class Shown(Listener):
     """Lines for finished steps; between them a bar in a terminal, or a plain line every ten seconds."""
 
     every = 10.0
+    slow = 2.0
+    """seconds after which an epoch, or a look at many images, is told of before it is done"""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.bars = bars(console, TimeRemainingColumn(), transient=True)
         self.task: TaskID | None = None
         self.steps = self.epochs = self.step = 0
-        self.last_line = time.monotonic()
+        self.note = ""
+        self.last_line = self.last_note = time.monotonic()
 
     def started(self, folder: str, steps: int, finished: int, epoch: int) -> None:
         self.steps = steps
@@ -121,18 +129,19 @@ class Shown(Listener):
         self.bars.start()
 
     def step_started(self, step: int, new: int, seen: int, epochs: int) -> None:
-        self.step, self.epochs = step, epochs
+        self.step, self.epochs, self.note = step, epochs, ""
         if self.task is not None:
             self.bars.remove_task(self.task)
         text = f"step {self._numbered(step)} (+{new} = {seen} classes)"
         self.task = self.bars.add_task(text, total=epochs, note="")
 
     def epoch_done(self, epoch: int, loss: float, images_per_second: float) -> None:
-        assert self.task is not None
-        note = f"epoch {epoch}/{self.epochs}, loss {loss:.3f}, {images_per_second:,.0f} images/s"
-        self.bars.update(self.task, completed=epoch, note=note)
-        if not self.console.is_terminal and time.monotonic() - self.last_line > self.every:
-            self._line(f"step {self._numbered(self.step)}, {note}")
+        self.note = f"epoch {epoch}/{self.epochs}, loss {loss:.3f}, {images_per_second:,.0f} images/s"
+        self._tell(self.note, completed=epoch)
+
+    def looked_at(self, done: int, total: int) -> None:
+        if time.monotonic() - self.last_note > self.slow:
+            self._tell(f"{self.note}{', then ' if self.note else ''}{done:,} of {total:,} images")
 
     def step_done(self, record: Mapping[str, Any]) -> None:
         taken = pace(sum(record["seconds"].values()), record["images_per_second"])
@@ -143,6 +152,14 @@ class Shown(Listener):
 
     def finished(self) -> None:
         self.bars.stop()
+
+    def _tell(self, note: str, completed: int | None = None) -> None:
+        """In the bar, and where there is none, now and then in a line."""
+        assert self.task is not None
+        self.last_note = time.monotonic()
+        self.bars.update(self.task, completed=completed, note=note)
+        if not self.console.is_terminal and time.monotonic() - self.last_line > self.every:
+            self._line(f"step {self._numbered(self.step)}, {note}")
 
     def _numbered(self, step: int) -> str:
         """Of how many, where that is known."""

@@ -178,6 +178,7 @@ class Run:
     def _step(self, learner: Learner, increment: Increment, progress: Progress | None, stop: Stop) -> None:
         new, epochs = len(increment.classes), learner.phase(increment).epochs if learner.trains(increment) else 0
         self.listener.step_started(increment.step, new, increment.seen_now, epochs)
+        learner.looked_at = self.listener.looked_at
         saved = time.monotonic()
 
         def after_epoch(now: Progress) -> None:

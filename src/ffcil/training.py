@@ -249,12 +249,14 @@ def fit(
     seed: int,
     progress: Progress | None = None,
     after_epoch: Callable[[Progress], None] | None = None,
+    looked_at: Callable[[int, int], None] | None = None,
 ) -> Progress:
     """Minimise `loss` over the parameters of `rates` for the epochs of `phase`, from `progress` on.
 
     Args:
         loss: of a batch; may hold buffers, frozen networks, anything
         after_epoch: called with the progress; it may save it together with the parameters
+        looked_at: called after every batch with the images of the epoch so far and in all; a GPU may not be done yet
     """
     progress = progress or Progress()
     if progress.epoch >= phase.epochs:
@@ -280,8 +282,10 @@ def fit(
         set_rates(optimiser, (rate.factor * learning_rate(phase, epoch) for rate in rates))
         total.zero_()
         with _compiling(engine):
-            for _ in range(plan.steps):
+            for done in range(1, plan.steps + 1):
                 step()
+                if looked_at is not None:
+                    looked_at(done * plan.batch, plan.steps * plan.batch)
         progress.loss = total.item() / plan.steps  # the one wait of an epoch
         if not math.isfinite(progress.loss):
             raise InputError(

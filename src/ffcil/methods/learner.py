@@ -31,6 +31,10 @@ Value = TypeVar("Value")
 Part = TypeVar("Part", bound=nn.Module)
 
 
+def unheard(done: int, total: int) -> None:
+    """Nobody wants to know."""
+
+
 class MethodConfig(Settings):
     """Base of the fields that are a method's own."""
 
@@ -76,6 +80,8 @@ class Learner(nn.Module, ABC):
         self.boundaries: list[int] = []
         """classes seen after each step so far"""
         self._test_cache = FeatureCache()
+        self.looked_at: Callable[[int, int], None] = unheard
+        """told after every batch of an epoch, or of a look at untouched images: how many so far, how many in all"""
 
     # --- what a method says -------------------------------------------------------------------------------------
 
@@ -228,14 +234,18 @@ class Learner(nn.Module, ABC):
             derive_seed(settings.seed, increment.step),
             progress,
             ended,
+            self.looked_at,
         )
 
     def over(self, store: Images, rows: Tensor, compute: Callable[[Tensor], Value]) -> Iterator[Value]:
         """`compute` of the untouched images in `rows` of a store, batch by batch."""
-        plain = self.settings.augmentation.plain
+        plain, done = self.settings.augmentation.plain, 0
         for batch in rows.to(store.device).split(self.settings.evaluate_batch):
             if len(batch):
-                yield compute(plain(store, batch))
+                computed = compute(plain(store, batch))
+                done += len(batch)
+                self.looked_at(done, len(rows))
+                yield computed
 
     def cached_test_features(self, increment: Increment, networks: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
         """Features of the increment's test images by networks that no longer change, side by side, [N, D of all].
