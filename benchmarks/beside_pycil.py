@@ -125,6 +125,10 @@ def main() -> None:
             f"python benchmarks/beside_pycil.py --pycil PyCIL --data DIR --method {options.method} --sizes {sizes} "
             f"--epochs {options.epochs} --seed {options.seed} --device {options.device}"
         )
+        asked = ["git", "-C", str(options.pycil), "rev-parse", "--short", "HEAD"]
+        about["pycil_commit"] = (
+            subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or None
+        )
         about["cores"] = len(os.sched_getaffinity(0))
         options.out.write_text(json.dumps({"environment": about, **sides}, indent=2) + "\n")
 

@@ -206,6 +206,23 @@ def packing(path: Path) -> str:
     )
 
 
+def beside_pycil(paths: Sequence[Path]) -> str:
+    lines = ["## The same stream in PyCIL and in ffcil", ""]
+    for path in paths:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        environment = document["environment"]
+        lines.append(f"- {made_by(environment)}, {environment['cores']} cores, PyCIL {environment['pycil_commit']}:")
+        for side in ("pycil", "ffcil"):
+            steps = [
+                f"step {k}: {step['images'] / step['seconds']:,.0f} images/s, "
+                + ", ".join(f"{name} {value:.1f} %" for name, value in step["accuracy"].items())
+                for k, step in enumerate(document[side]["steps"], 1)
+            ]
+            steps += [f"`{document[side]['error']}`"] if "error" in document[side] else []
+            lines.append(f"    - {'PyCIL' if side == 'pycil' else side}: {'; '.join(steps)}")
+    return "\n".join([*lines, ""])
+
+
 def sharing(path: Path) -> str:
     document = json.loads(path.read_text(encoding="utf-8"))
     alone = next(row["images_per_second"] for row in document["rows"] if row["runs"] == 1)
@@ -238,6 +255,7 @@ def page() -> str:
         methods(sorted(RESULTS.glob("methods*.json"))),
         pretrained(RESULTS / "pretrained.json"),
         data(sorted(RESULTS.glob("loading*.json")), sorted(RESULTS.glob("preparing*.json"))),
+        beside_pycil(sorted(RESULTS.glob("beside-pycil*.json"))),
         sharing(RESULTS / "sharing.json"),
         packing(RESULTS / "packing.json"),
     ]
