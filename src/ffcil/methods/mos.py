@@ -160,7 +160,3 @@ class MOS(StepAdapters):
         refined = of_head[torch.arange(len(retrieved), device=retrieved.device), retrieved]  # [B, C]
         steps = len(self.boundaries)
         return {self.classifiers[0]: refined.softmax(dim=1) + (steps * of_prototypes).softmax(dim=1)}
-
-    def step_of(self, classes: Tensor) -> Tensor:
-        """The step, from 0, at which each class arrived."""
-        return torch.bucketize(classes, torch.tensor(self.boundaries, device=classes.device), right=True)

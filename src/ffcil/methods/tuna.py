@@ -135,7 +135,7 @@ class TUNA(StepAdapters):
         now = len(self.boundaries) - 1
         if self.config.released:  # it divides by the newest step's size with the wrong sign, whatever the others' were
             return decay_of_means(classes // (self.old_classes - self.boundaries[-1]), now)
-        return decay_of_means(torch.bucketize(classes, torch.tensor(self.boundaries).to(classes), right=True), now)
+        return decay_of_means(self.step_of(classes), now)
 
     # --- prediction ---------------------------------------------------------------------------------------------
 
