@@ -1,0 +1,219 @@
+"""EASE against loops by hand: prototypes that are made up, weights of the subspaces, steps of one class."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conftest import small_stream
+from ffcil.methods.ease import EASE, synthesise
+from ffcil.methods.learner import Learner
+from ffcil.methods.simplecil import SCALE
+from ffcil.models.tuners import Adapter
+from ffcil.stream import Stream
+
+Make = Callable[..., Learner]
+SIZES = (2, 3, 1, 2)
+STEP_OF = [step for step, size in enumerate(SIZES) for _ in range(size)]
+SHORT = {"first": {"epochs": 1, "learning_rate": 0.05}, "later": {"epochs": 1, "learning_rate": 0.05}}
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def make_ease(make: Make, **fields: Any) -> EASE:
+    learner = make(method="ease", **{"train": SHORT, **fields})
+    assert isinstance(learner, EASE)
+    return learner
+
+
+def learned(learner: EASE, stream: Stream) -> EASE:
+    """Through a stream, with adapters that differ much between steps: short training leaves them close to nothing."""
+    for increment in stream:
+        learner.begin(increment)
+        with torch.no_grad():
+            for k, parameter in enumerate(learner.adapters.parameters()):
+                parameter.add_(torch.randn(parameter.shape, generator=seeded(100 * increment.step + k)) * 0.3)
+        learner.eval()
+        with torch.no_grad():
+            learner.finish(increment)
+    return learner
+
+
+def features_by_step(learner: EASE, images: Tensor) -> list[np.ndarray[Any, Any]]:
+    plain = learner.settings.augmentation.plain(images)
+    with torch.no_grad():
+        sets = [*learner.kept, learner.adapters]
+        return [learner.adapted(cast(nn.ModuleList, by), plain).double().numpy() for by in sets]
+
+
+def cosine(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
+    return float(a @ b / math.sqrt(a @ a) / math.sqrt(b @ b))
+
+
+def made_up(
+    old: np.ndarray[Any, Any], new: Sequence[np.ndarray[Any, Any]], new_there: Sequence[np.ndarray[Any, Any]]
+) -> np.ndarray[Any, Any]:
+    """Of one old class, class by class."""
+    alike = [math.exp(cosine(old, other)) for other in new]
+    total = np.zeros_like(old)
+    for weight, there in zip(alike, new_there, strict=True):
+        total += weight / sum(alike) * there
+    return total
+
+
+def prototypes_by_hand(learner: EASE, stream: Stream, refresh: bool) -> np.ndarray[Any, Any]:
+    by_step = features_by_step(learner, stream.train.images)
+    labels = stream.train.labels.numpy()
+    classes, steps = len(STEP_OF), len(SIZES)
+    mean = [[features[labels == label].mean(0) for features in by_step] for label in range(classes)]
+    result = np.zeros((classes, steps, learner.feature_dim))
+    for label in range(classes):
+        own = STEP_OF[label]
+        for step in range(steps):
+            if step <= own:
+                result[label, step] = mean[label][step]
+                continue
+            donors = [k for k in range(classes) if (STEP_OF[k] >= step if refresh else STEP_OF[k] == step)]
+            result[label, step] = made_up(
+                mean[label][own], [mean[k][own] for k in donors], [mean[k][step] for k in donors]
+            )
+    return result
+
+
+def test_a_made_up_prototype_by_hand() -> None:
+    old, new, there = (torch.randn(n, 5, generator=seeded(n), dtype=torch.float64) for n in (3, 4, 4))
+    got = synthesise(old, new, there[[0, 1, 2, 3]])
+    for k in range(3):
+        np.testing.assert_allclose(got[k], made_up(old[k].numpy(), list(new.numpy()), list(there.numpy())))
+    turned = [2, 0, 3, 1]
+    torch.testing.assert_close(synthesise(old, new[turned], there[turned]), got)  # the new classes' order is no matter
+    torch.testing.assert_close(synthesise(7 * old, new / 3, there), got)  # nor are lengths where they are compared
+
+
+@pytest.mark.parametrize("refresh", [False, True])
+def test_prototypes_by_hand(make_learner: Make, refresh: bool) -> None:
+    stream = small_stream(SIZES)
+    learner = learned(make_ease(make_learner, options={"refresh": refresh}), stream)
+    expected = prototypes_by_hand(learner, stream, refresh)
+    np.testing.assert_allclose(learner.prototypes, expected, rtol=1e-3, atol=1e-4)
+    other = prototypes_by_hand(learner, stream, not refresh)
+    assert np.abs(other - expected).max() > 0.01  # the two differ
+
+
+@pytest.mark.parametrize("robust", [False, True])
+@pytest.mark.parametrize("alpha", [0.1, 0.7])
+def test_scores_by_hand(make_learner: Make, alpha: float, robust: bool) -> None:
+    stream = small_stream(SIZES)
+    learner = learned(make_ease(make_learner, options={"other_weight": alpha}, robust=robust), stream)
+    images = stream.test.images[::5]
+    by_step = [torch.from_numpy(features).float() for features in features_by_step(learner, images)]
+    with torch.no_grad():
+        aligned = [learner.aligned(features).double().numpy() for features in by_step]
+        scores = learner.logits(learner.settings.augmentation.plain(images))["prototype"]
+    prototypes = learner.prototypes.double().numpy()
+    for k in range(len(images)):
+        for label, own in enumerate(STEP_OF):
+            others = [cosine(aligned[s][k], prototypes[label, s]) for s in range(len(SIZES)) if s != own]
+            expected = cosine(aligned[own][k], prototypes[label, own]) + alpha * sum(others) / len(others)
+            assert scores[k, label].item() == pytest.approx(SCALE * expected, abs=1e-3)
+    if robust:
+        assert not all(np.allclose(a, b) for a, b in zip(aligned, by_step, strict=True))
+
+
+@pytest.mark.parametrize("robust", [False, True])
+def test_cached_scores_are_those_of_the_images(make_learner: Make, robust: bool) -> None:
+    stream = small_stream(SIZES)
+    learner = learned(make_ease(make_learner, robust=robust), stream)
+    with torch.no_grad():
+        cached = torch.cat([batch["prototype"] for batch in learner.test_scores(stream[len(SIZES) - 1])])
+        fresh = learner.logits(learner.settings.augmentation.plain(stream.test.images))["prototype"]
+    torch.testing.assert_close(cached, fresh[stream[len(SIZES) - 1].test_rows], rtol=1e-4, atol=1e-4)
+
+
+def test_features_are_computed_once(make_learner: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, seen = make_ease(make_learner), [0]
+    adapted = learner.adapted
+
+    def counting(by: Any, images: Tensor) -> Tensor:
+        seen[0] += len(images)
+        return adapted(by, images)
+
+    for increment in small_stream([2, 1, 2]):
+        learner.learn(increment)
+        with monkeypatch.context() as patch:
+            patch.setattr(learner, "adapted", counting)
+            learner.predictions(increment)
+    assert seen[0] == 3 * 40  # three sets of adapters, five classes of eight images
+
+
+@pytest.mark.parametrize("reduction", ["mean", "class_wise_mean"])
+def test_the_loss_is_over_the_new_classes(make_learner: Make, reduction: str) -> None:
+    learner = make_ease(make_learner, reduction=reduction)
+    first, second = small_stream([2, 3])
+    learner.learn(first)
+    learner.begin(second)
+    learner.eval()
+    images = torch.randn(6, 3, 32, 32, generator=seeded(1))
+    targets = torch.tensor([2, 2, 2, 3, 4, 4])
+    with torch.no_grad():
+        features, rows = learner.features(images).double().numpy(), learner.head.weight.double().numpy()
+        got = learner.loss(images, targets).item()
+    assert len(rows) == 3
+    values = []
+    for feature, target in zip(features, targets.tolist(), strict=True):
+        logits = [cosine(feature, row) for row in rows]  # the head's scale starts at 1
+        values.append(math.log(sum(map(math.exp, logits))) - logits[target - 2])
+    by_class = [np.mean(values[:3]), values[3], np.mean(values[4:])]
+    assert got == pytest.approx(np.mean(values if reduction == "mean" else by_class), rel=1e-4)
+
+
+def test_every_step_begins_with_fresh_adapters(make_learner: Make) -> None:
+    learner = make_ease(make_learner)
+    first, second, third = small_stream([2, 2, 2])
+    learner.learn(first)
+    trained = [parameter.detach().clone() for parameter in learner.adapters.parameters()]
+    down = cast(Adapter, learner.adapters[0]).down.weight.detach().clone()
+    learner.begin(second)
+    for was, kept in zip(trained, learner.kept[0].parameters(), strict=True):
+        assert torch.equal(was, kept)
+        assert not kept.requires_grad
+    for adapter in cast(list[Adapter], list(learner.adapters)):
+        assert not adapter.up.weight.any()
+        assert adapter.up.weight.requires_grad
+    assert not torch.equal(cast(Adapter, learner.adapters[0]).down.weight, down)
+    learner.begin(third)
+    assert len(learner.kept) == 2
+
+
+def test_a_step_of_one_class_trains_nothing_and_stands_in_for_the_older_ones(make_learner: Make) -> None:
+    learner, stream = make_ease(make_learner), small_stream([3, 1])
+    learner.learn(stream[0])
+    assert cast(Adapter, learner.adapters[0]).up.weight.any()
+    notes = learner.learn(stream[1])
+    assert notes["loss"] == 0
+    assert not any(cast(Adapter, adapter).up.weight.any() for adapter in learner.adapters)
+    plain = learner.settings.augmentation.plain(stream.train.images[stream[1].rows])
+    with torch.no_grad():
+        alone = learner.tuned(plain).mean(dim=0)
+    for label in range(4):
+        torch.testing.assert_close(learner.prototypes[label, 1], alone, rtol=1e-4, atol=1e-4)
+
+
+def test_one_class_at_every_step_without_the_others_is_simplecil(make_learner: Make) -> None:
+    stream = small_stream([1, 1, 1], [16, 1, 16])
+    learner, simple = make_ease(make_learner, options={"other_weight": 0}), make_learner(method="simplecil")
+    for increment in stream:
+        learner.learn(increment)
+        simple.learn(increment)
+    images = learner.settings.augmentation.plain(stream.test.images)
+    with torch.no_grad():
+        got, expected = (each.logits(images)["prototype"] for each in (learner, simple))
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
