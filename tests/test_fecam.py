@@ -1,0 +1,171 @@
+"""FeCAM against the distance of one image to one class at a time, in numpy's float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import ffcil.methods.fecam
+from conftest import small_stream
+from ffcil.errors import InputError
+from ffcil.methods.fecam import SCALE, ClassMetrics, FeCAM, correlation, unit
+from ffcil.methods.learner import Learner
+
+Array = np.ndarray[Any, Any]
+Make = Callable[..., Learner]
+SHRINKAGES = [(1.0, 1.0), (1.0, 0.0), (10.0, 10.0), (0.5, 0.25)]
+
+
+def some_features(count: int, seed: int, width: int = 7) -> Tensor:
+    """Of both signs, correlated, with a mean of their own."""
+    generator = torch.Generator().manual_seed(seed)
+    mixing, mean = torch.randn(width, width, generator=generator), torch.randn(width, generator=generator)
+    return torch.randn(count, width, generator=generator) @ mixing + 3 * mean
+
+
+def transformed_by_hand(feature: Array, tukey: float) -> Array:
+    powered = np.array([np.sign(x) * abs(x) ** tukey for x in feature])
+    return powered / np.sqrt((powered**2).sum())
+
+
+def distance_by_hand(image: Array, of_class: Array, tukey: float, gammas: tuple[float, float]) -> float:
+    """Shrink the covariance, divide by the deviations, invert: the paper's steps, entry by entry."""
+    rows = np.stack([transformed_by_hand(row, tukey) for row in of_class])
+    covariance, width = np.cov(rows.T), rows.shape[1]
+    off = ~np.eye(width, dtype=bool)
+    mean_variance, mean_covariance = np.diag(covariance).mean(), covariance[off].mean()
+    shrunk = np.empty_like(covariance)
+    for i in range(width):
+        for j in range(width):
+            extra = gammas[0] * mean_variance if i == j else gammas[1] * mean_covariance
+            shrunk[i, j] = covariance[i, j] + extra
+    normalised = np.empty_like(shrunk)
+    for i in range(width):
+        for j in range(width):
+            normalised[i, j] = shrunk[i, j] / np.sqrt(shrunk[i, i] * shrunk[j, j])
+    apart = transformed_by_hand(image, tukey) - rows.mean(0)
+    return float(apart @ np.linalg.pinv(normalised) @ apart)
+
+
+def metrics_of(features: Tensor, targets: Tensor, gammas: tuple[float, float] = (1.0, 1.0)) -> ClassMetrics:
+    metrics = ClassMetrics(features.shape[1], *gammas)
+    metrics.grow(int(targets.max()) + 1)
+    metrics.remember(unit(features, 1), targets, targets.unique().tolist())
+    return metrics
+
+
+def make_fecam(make: Make, **fields: Any) -> FeCAM:
+    short = {"epochs": 1, "learning_rate": 0.05}
+    learner = make(method="fecam", train={"first": short, "later": short}, **fields)
+    assert isinstance(learner, FeCAM)
+    return learner
+
+
+@pytest.mark.parametrize("tukey", [1.0, 0.5])
+@pytest.mark.parametrize("gammas", SHRINKAGES)
+@pytest.mark.parametrize("counts", [(30, 20), (3, 2)])  # also with fewer images than features
+def test_distances_by_hand(counts: tuple[int, int], gammas: tuple[float, float], tukey: float) -> None:
+    classes = [some_features(count, seed) for seed, count in enumerate(counts)]
+    metrics = ClassMetrics(7, *gammas)
+    metrics.grow(2)
+    targets = torch.tensor([0] * counts[0] + [1] * counts[1])
+    metrics.remember(unit(torch.cat(classes), tukey), targets, range(2))
+    images = some_features(5, 9)
+    got = metrics(unit(images, tukey))
+    for k, image in enumerate(images.double().numpy()):
+        for label, of_class in enumerate(classes):
+            expected = distance_by_hand(image, of_class.double().numpy(), tukey, gammas)
+            assert got[k, label].item() == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_learner_by_hand(make_learner: Make) -> None:
+    """Through the network, steps and cached test features."""
+    options = {"variance_shrinkage": 2.0, "covariance_shrinkage": 0.5, "tukey": 0.8}
+    learner, stream = make_fecam(make_learner, options=options), small_stream([2, 1, 2])
+    for increment in stream:
+        learner.learn(increment)
+    plain = learner.settings.augmentation.plain
+    with torch.no_grad():
+        train, test = (learner.features(plain(images)).double() for images in (stream.train.images, stream.test.images))
+        scores = torch.cat([batch["mahalanobis"] for batch in learner.test_scores(stream[2])])
+    by_class = [train[stream.train.labels == label].numpy() for label in range(5)]
+    rows = stream[2].test_rows[::7]
+    for row in rows.tolist():
+        got = scores[(stream[2].test_rows == row).nonzero().item()]
+        for label in range(5):
+            expected = distance_by_hand(test[row].numpy(), by_class[label], 0.8, (2.0, 0.5))
+            assert got[label].item() == pytest.approx(-SCALE * expected, rel=5e-3)
+    assert (scores.argmax(1) == stream.test.labels[stream[2].test_rows]).float().mean() > 0.5
+
+
+def test_in_parts_as_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, targets = some_features(60, 0), torch.arange(60) % 6
+    metrics, images = metrics_of(features, targets), unit(some_features(4, 1), 1)
+    whole = metrics(images)
+    for numbers in (1, 2 * images.numel(), 4 * images.numel()):
+        monkeypatch.setattr(ffcil.methods.fecam, "AT_ONCE", numbers)
+        torch.testing.assert_close(metrics(images), whole)
+    assert metrics(images[:0]).shape == (0, 6)
+
+
+def test_the_order_in_which_classes_come_is_no_matter() -> None:
+    features = some_features(41, 0)
+    targets = torch.tensor([0] * 20 + [1] * 1 + [2] * 20)  # a class of one image among them
+    together, apart = metrics_of(features, targets), ClassMetrics(7, 1.0, 1.0)
+    came = [1, 2, 0]
+    for classes, label in enumerate(came):
+        apart.grow(classes + 1)
+        mine = targets == label
+        apart.remember(unit(features[mine], 1), torch.full((int(mine.sum()),), classes), [classes])
+    images = unit(some_features(5, 3), 1)
+    torch.testing.assert_close(apart(images), together(images)[:, came])
+
+
+def test_a_class_of_one_image_has_the_others_metric() -> None:
+    features, targets = some_features(21, 0), torch.tensor([0] * 10 + [1] + [2] * 10)
+    metrics = metrics_of(features, targets)
+    torch.testing.assert_close(metrics.metrics[1], (metrics.metrics[0] + metrics.metrics[2]) / 2)
+    assert not torch.allclose(metrics.metrics[0], metrics.metrics[2])
+    own = metrics(unit(features[10:11], 1))
+    assert own[0, 1].item() == pytest.approx(0, abs=1e-6)
+    assert own.isfinite().all()
+
+
+@pytest.mark.parametrize("images", [1, 4])
+def test_without_any_spread_distances_are_euclidean(images: int) -> None:
+    """Images that are all the same are no better than one."""
+    features = some_features(2, 0).repeat_interleave(images, dim=0)
+    metrics = metrics_of(features, torch.arange(2).repeat_interleave(images))
+    queries = unit(some_features(5, 1), 1)
+    torch.testing.assert_close(metrics(queries), torch.cdist(queries, metrics.means) ** 2, rtol=1e-4, atol=1e-5)
+
+
+def test_a_correlation_matrix() -> None:
+    matrix = correlation(unit(some_features(4, 0, width=30), 1), 1.0, 1.0)
+    torch.testing.assert_close(matrix.diagonal(), torch.ones(30, dtype=torch.float64))
+    assert torch.linalg.eigvalsh(matrix)[0] > 0.01  # four images, thirty features
+    wide = unit(some_features(50, 1), 1)
+    torch.testing.assert_close(correlation(wide, 1e-9, 0.0), torch.corrcoef(wide.double().T), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("tukey", [1.0, 0.5])
+def test_gradients_reach_the_features(make_learner: Make, tukey: float) -> None:
+    learner = make_fecam(make_learner, options={"tukey": tukey})
+    learner.learn(small_stream([3])[0])
+    features = torch.randn(4, learner.feature_dim, generator=torch.Generator().manual_seed(0))
+    features[:, 0] = 0.0
+    features.requires_grad_()
+    learner.classify(features)[:, 1].sum().backward()
+    assert features.grad is not None
+    assert features.grad.isfinite().all()
+    assert features.grad[:, 1:].abs().min() > 0
+
+
+def test_more_of_the_covariance_than_of_the_variance(make_learner: Make) -> None:
+    with pytest.raises(InputError, match=r"covariance_shrinkage=2.0 is above options.variance_shrinkage=1.0"):
+        make_fecam(make_learner, options={"covariance_shrinkage": 2.0})
