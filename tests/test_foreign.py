@@ -119,6 +119,68 @@ def test_a_file_of_pilots(tmp_path: Path) -> None:
     assert (named.dataset, sum(sizes(named))) == ("omnibenchmark", 300)
 
 
+EASE = {
+    **{key: PILOT[key] for key in ("prefix", "dataset", "memory_size", "shuffle", "device", "seed", "weight_decay")},
+    "model_name": "ease",
+    "backbone_type": "vit_base_patch16_224_ease",
+    "init_cls": 10,
+    "increment": 5,
+    "init_epochs": 20,
+    "init_lr": 0.025,
+    "later_epochs": 11,
+    "later_lr": 0.04,
+    "batch_size": 48,
+    "min_lr": 0,
+    "optimizer": "sgd",
+    "scheduler": "cosine",
+    "pretrained": True,
+    "vpt_type": "Deep",
+    "prompt_token_num": 5,
+    "ffn_num": 32,
+    "use_diagonal": False,
+    "recalc_sim": True,
+    "alpha": 0.2,
+    "use_init_ptm": False,
+    "beta": 0,
+    "use_old_data": False,
+    "use_reweight": True,
+    "moni_adam": False,
+    "adapter_num": -1,
+}
+
+
+def test_ease(tmp_path: Path) -> None:
+    config = read(tmp_path, EASE)
+    assert (config.method, config.backbone) == ("ease", "vit_base_patch16_224.augreg_in21k_ft_in1k")
+    assert config.options == {"rank": 32, "other_weight": 0.2, "refresh": True}
+    assert config.train.batch == 48
+    first, later = config.train.first, config.train.later
+    assert (first.epochs, first.learning_rate, first.weight_decay) == (20, 0.025, 0.003)
+    assert (later.epochs, later.learning_rate, later.weight_decay) == (11, 0.04, 0.003)
+    assert not_carried_over(str(tmp_path / "exp.json")) == []
+    assert read(tmp_path, EASE, recalc_sim=False).options["refresh"] is False
+    # in equal steps, and where the later ones have none, their code takes the first step's
+    for changes in ({"increment": 10}, {"later_epochs": 0, "later_lr": 0}, {"later_epochs": None, "later_lr": None}):
+        train = read(tmp_path, EASE, **changes).train
+        assert train.later == train.first
+        assert train.later.epochs == 20
+    other = {"use_init_ptm": True, "beta": 1, "use_diagonal": True, "use_reweight": False, "moni_adam": True}
+    read(tmp_path, EASE, **other, use_old_data=True, adapter_num=3)
+    said = not_carried_over(str(tmp_path / "exp.json"))
+    assert sorted(said) == sorted(
+        f"{key} {value}" for key, value in {**other, "use_old_data": True, "adapter_num": 3}.items()
+    )
+
+
+def test_fecam(tmp_path: Path) -> None:
+    changes = {"model_name": "fecam", "backbone_type": "pretrained_vit_b16_224_adapter", "min_lr": 0}
+    gone = ("crct_epochs", "ca_lr", "reg", "adapter_momentum")
+    config = read(tmp_path, {key: value for key, value in PILOT.items() if key not in gone}, **changes)
+    assert (config.method, config.options["rank"], config.train.batch) == ("fecam", 32, 24)
+    assert (config.train.first.epochs, config.train.first.learning_rate) == (7, 0.02)
+    assert not_carried_over(str(tmp_path / "exp.json")) == []
+
+
 @pytest.mark.parametrize(
     ("method", "epochs", "milestones"),
     [

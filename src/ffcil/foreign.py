@@ -38,7 +38,10 @@ _DATASETS = {
 _VIT_RECIPES = {setting.recipe for setting in _DATASETS.values()} - {"cifar100", "imagenet100"}
 _WITHOUT_MEMORY = ("ewc", "finetune", "lwf")
 _CONVENTIONAL = (*_WITHOUT_MEMORY, "bic", "der", "icarl", "memo", "replay", "tagfex", "wa")
-_PRETRAINED = {"simplecil": "simplecil", "aper_adapter": "aper", "ranpac": "ranpac", "mos": "mos", "tuna": "tuna"}
+_PRETRAINED = {
+    "aper_adapter": "aper",
+    **{name: name for name in ("ease", "fecam", "mos", "ranpac", "simplecil", "tuna")},
+}
 _BACKBONES = {
     "resnet32": "resnet32",
     "memo_resnet32": "resnet32",
@@ -47,9 +50,11 @@ _BACKBONES = {
 }
 _VITS = {"": "vit_base_patch16_224.augreg_in21k_ft_in1k", "_in21k": "vit_base_patch16_224.augreg_in21k"}
 """which weights timm 0.6.12 had under vit_base_patch16_224 and vit_base_patch16_224_in21k"""
-_VIT_NAME = re.compile(r"(?:pretrained_vit_b16_224|vit_base_patch16_224)(_in21k)?(?:_adapter|_mos|_tuna)?")
+_VIT_NAME = re.compile(r"(?:pretrained_vit_b16_224|vit_base_patch16_224)(_in21k)?(?:_adapter|_ease|_mos|_tuna)?")
 _OPTIONS = {
     "aper": {"ffn_num": "rank"},
+    "ease": {"ffn_num": "rank", "alpha": "other_weight", "recalc_sim": "refresh"},
+    "fecam": {"ffn_num": "rank"},
     "ranpac": {"ffn_num": "rank", "M": "hidden"},
     "mos": {
         "ffn_num": "rank",
@@ -88,6 +93,11 @@ _PHASES = {
     },
 }
 _TUNING = {"tuned_epoch": "epochs", "init_lr": "learning_rate", "weight_decay": "weight_decay"}
+_EASE_PHASES = {
+    "first": {"init_epochs": "epochs", "init_lr": "learning_rate", "weight_decay": "weight_decay"},
+    "later": {"later_epochs": "epochs", "later_lr": "learning_rate"},
+}
+"""what the later steps do not have, or have as 0, is that of the first; in equal steps all of it is"""
 _STREAM = ("dataset", "init_cls", "increment", "shuffle", "seed", "memory_size", "memory_per_class", "fixed_memory")
 _NO_MATTER = (
     *("prefix", "device", "debug", "skip", "model_name", "convnet_type", "backbone_type", "batch_size"),
@@ -112,6 +122,13 @@ _AS_HERE: dict[str, Any] = {
     "init_interpolation_factor": 0.95,
     "ta_convnet_type": "resnet18",
     "aug": 2,
+    "use_diagonal": False,
+    "use_init_ptm": False,
+    "beta": 0,
+    "use_old_data": False,
+    "use_reweight": True,
+    "moni_adam": False,
+    "adapter_num": -1,
 }
 """values that mean what ffcil does anyway"""
 
@@ -172,7 +189,9 @@ def left_out(content: Mapping[str, Any], what: str) -> list[str]:
     """What a file says that was not carried over, with its values."""
     method = _method(content, what)
     pretrained, seeds = method in _PRETRAINED.values(), _seeds(content, what)
-    phases = (_TUNING,) if pretrained else tuple(_PHASES.values())
+    phases = tuple((_EASE_PHASES if method == "ease" else _PHASES).values())
+    if pretrained and method != "ease":
+        phases = (_TUNING,)
     known = {*_STREAM, *_NO_MATTER, *_OPTIONS.get(method, {}), *(key for phase in phases for key in phase)}
     here = {**_AS_HERE, "scheduler": "cosine" if pretrained else "steplr"}
     if pretrained:  # a cosine has none of these
@@ -261,8 +280,11 @@ def _training(content: Mapping[str, Any], method: str, what: str) -> dict[str, A
     if method == "simplecil":
         return {}
     if method in _PRETRAINED.values():
-        phase = _renamed(content, _TUNING)
-        phases = {"first": phase, "later": phase} if phase else {}
+        first = _renamed(content, _EASE_PHASES["first"] if method == "ease" else _TUNING)
+        equal = content.get("init_cls") == content.get("increment")
+        own = {} if method != "ease" or equal else _renamed(content, _EASE_PHASES["later"])
+        later = {**first, **{key: value for key, value in own.items() if value}}
+        phases = {"first": first, "later": later} if first or later else {}
     else:
         phases = {name: found for name, names in _PHASES.items() if (found := _renamed(content, names))}
     batch = {"batch": content["batch_size"]} if phases and "batch_size" in content else {}
