@@ -189,9 +189,7 @@ def left_out(content: Mapping[str, Any], what: str) -> list[str]:
     """What a file says that was not carried over, with its values."""
     method = _method(content, what)
     pretrained, seeds = method in _PRETRAINED.values(), _seeds(content, what)
-    phases = tuple((_EASE_PHASES if method == "ease" else _PHASES).values())
-    if pretrained and method != "ease":
-        phases = (_TUNING,)
+    phases = _phases(method).values()
     known = {*_STREAM, *_NO_MATTER, *_OPTIONS.get(method, {}), *(key for phase in phases for key in phase)}
     here = {**_AS_HERE, "scheduler": "cosine" if pretrained else "steplr"}
     if pretrained:  # a cosine has none of these
@@ -273,19 +271,24 @@ def _renamed(content: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, 
     return {ours: content[theirs] for theirs, ours in names.items() if content.get(theirs) is not None}
 
 
+def _phases(method: str) -> Mapping[str, Mapping[str, str]]:
+    """Names of a schedule's fields, theirs and ours, by phase."""
+    if method in _PRETRAINED.values():
+        return _EASE_PHASES if method == "ease" else {"first": _TUNING}
+    return _PHASES
+
+
 def _training(content: Mapping[str, Any], method: str, what: str) -> dict[str, Any]:
     """The schedule where the file has one."""
     if content.get("optimizer", "sgd") != "sgd":
         raise InputError(f"{what} has optimizer {content['optimizer']!r}: ffcil trains with SGD alone.")
     if method == "simplecil":
         return {}
-    if method in _PRETRAINED.values():
-        first = _renamed(content, _EASE_PHASES["first"] if method == "ease" else _TUNING)
-        equal = content.get("init_cls") == content.get("increment")
-        own = {} if method != "ease" or equal else _renamed(content, _EASE_PHASES["later"])
-        later = {**first, **{key: value for key, value in own.items() if value}}
-        phases = {"first": first, "later": later} if first or later else {}
-    else:
-        phases = {name: found for name, names in _PHASES.items() if (found := _renamed(content, names))}
+    phases = {name: found for name, names in _phases(method).items() if (found := _renamed(content, names))}
+    if method in _PRETRAINED.values() and phases:
+        first, own = phases.get("first", {}), phases.get("later", {})
+        if content["init_cls"] == content["increment"]:
+            own = {}
+        phases["later"] = {**first, **{key: value for key, value in own.items() if value}}
     batch = {"batch": content["batch_size"]} if phases and "batch_size" in content else {}
     return {**batch, **phases}
