@@ -123,6 +123,9 @@ class FeCAM(TunedFirst):
 
     Features are brought to length 1 before anything is taken of them, as in the authors' scripts for a ViT, and shrunk
     once, as in the paper.
+
+    HA is trained on features drawn of earlier classes that have their variances and not their correlations, which the
+    distance goes by: it can cost more than it brings.
     """
 
     title = "FeCAM"
