@@ -28,6 +28,9 @@ from ffcil.environment import describe_environment
 from ffcil.recipe import resolve
 from ffcil.training import Engine
 
+BEGUN = "BEGUN"
+"""said before the first step: what fails from then on is PyCIL's"""
+
 
 def schedule(epochs: int) -> dict[str, Any]:
     """The same for every step of both: three rates, as in the published schedules."""
@@ -49,6 +52,7 @@ def learn_with_pycil(options: argparse.Namespace) -> None:
     data = importlib.import_module("utils.data_manager").DataManager("cifar100", True, 1993, 10, 10)
     data._increments = [*options.sizes, data.get_total_classnum() - sum(options.sizes)]
     learner = importlib.import_module("utils.factory").get_model(options.method, settings)
+    print(BEGUN, flush=True)
     for _ in options.sizes:
         start = time.perf_counter()
         learner.incremental_train(data)
@@ -65,8 +69,13 @@ def learn_with_pycil(options: argparse.Namespace) -> None:
 def steps_of_pycil(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "data").symlink_to(options.data.resolve(), target_is_directory=True)
-        told = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:], "--inside"]
+        told = [sys.executable, str(Path(__file__).resolve()), "--inside"]
+        for name in ("pycil", "data", "method", "epochs", "seed", "device"):
+            told += [f"--{name}", str(getattr(options, name))]
+        told += ["--sizes", *map(str, options.sizes)]
         done = subprocess.run(told, cwd=folder, capture_output=True, text=True, check=False)
+    if BEGUN not in done.stdout:
+        raise SystemExit(f"PyCIL could not be started:\n{done.stderr}")
     steps = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("STEP")]
     if done.returncode:
         return {"steps": steps, "error": done.stderr.strip().splitlines()[-1]}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ffcil.executors.mps import portion
 from ffcil.methods import find_method
 from ffcil.metrics import average_accuracy, forgetting, last_accuracy
 from ffcil.report import RunRecord, load_run, load_runs
@@ -229,15 +230,15 @@ def sharing(path: Path) -> str:
     lines = [
         "## Trainings that share a GPU, once they are under way",
         "",
-        f"{made_by(document['environment'])}. All but the one alone under MPS; a study gives each what is in the lower "
-        "row of its number.",
+        f"{made_by(document['environment'])}. All but the one alone under MPS.",
         "",
         "| trainings at once | percent of the multiprocessors each | images/s together | against one alone |",
         "|---|---|---|---|",
     ]
     for row in document["rows"]:
         speed = row["images_per_second"]
-        lines.append(f"| {row['runs']} | {row['percent']} | {speed:,.0f} | {speed / alone:.2f} |")
+        in_a_study = " (as in a study)" if row["runs"] > 1 and row["percent"] == portion(row["runs"]) else ""
+        lines.append(f"| {row['runs']} | {row['percent']}{in_a_study} | {speed:,.0f} | {speed / alone:.2f} |")
     return "\n".join([*lines, ""])
 
 

@@ -110,6 +110,9 @@ def main() -> None:
         about = describe_environment(Engine.create(options.device, resolve("cifar100").train))
         runs = " ".join(map(str, options.runs))
         about["command"] = f"python benchmarks/sharing.py --device {options.device} --runs {runs}"
+        for name in ("percent", "seconds", "images", "backbone"):
+            if (value := getattr(options, name)) != parser.get_default(name):
+                about["command"] += f" --{name} {' '.join(map(str, value)) if isinstance(value, list) else value}"
         options.out.write_text(json.dumps({"environment": about, "rows": rows}, indent=2) + "\n")
 
 

@@ -71,6 +71,21 @@ def test_taught_step_by_step_it_is_what_a_run_is(tmp_path: Path, method: str) ->
     assert torch.equal(classifier._scores(test.images), scores_of_a_stream(config, images, test))
 
 
+def test_who_listens_to_a_learning_hears_of_its_images_and_of_no_others() -> None:
+    heard: list[int] = []
+
+    class Hears(Listener):
+        def looked_at(self, done: int, total: int) -> None:
+            heard.append(total)
+
+    classifier = Classifier(config_of(method="simplecil"), "cpu")
+    images = coloured_images([10] * 6, 1)
+    classifier.learn(parts(images)[0], listener=Hears())
+    assert heard == [20]
+    classifier._scores(images.images)
+    assert heard == [20]
+
+
 def test_only_exemplars_are_kept() -> None:
     classifier = Classifier(config_of(method="icarl", memory={"budget": 12}), "cpu")
     for step in parts(coloured_images([10] * 6, 1)):

@@ -13,7 +13,7 @@ from torch import Tensor
 import ffcil.methods.fecam
 from conftest import small_stream
 from ffcil.errors import InputError
-from ffcil.methods.fecam import SCALE, ClassMetrics, FeCAM, correlation, unit
+from ffcil.methods.fecam import SCALE, ClassMetrics, FeCAM, FeCAMConfig, correlation, unit
 from ffcil.methods.learner import Learner
 
 Array = np.ndarray[Any, Any]
@@ -126,9 +126,13 @@ def test_the_order_in_which_classes_come_is_no_matter() -> None:
     torch.testing.assert_close(apart(images), together(images)[:, came])
 
 
-def test_a_class_of_one_image_has_the_others_metric() -> None:
+@pytest.mark.parametrize("copies", [1, 3])
+def test_a_class_of_one_image_has_the_others_metric(copies: int) -> None:
+    """And one of copies of an image."""
     features, targets = some_features(21, 0), torch.tensor([0] * 10 + [1] + [2] * 10)
-    metrics = metrics_of(features, targets)
+    times = torch.ones(21, dtype=torch.int64)
+    times[10] = copies
+    metrics = metrics_of(features.repeat_interleave(times, dim=0), targets.repeat_interleave(times))
     torch.testing.assert_close(metrics.metrics[1], (metrics.metrics[0] + metrics.metrics[2]) / 2)
     assert not torch.allclose(metrics.metrics[0], metrics.metrics[2])
     own = metrics(unit(features[10:11], 1))
@@ -143,6 +147,15 @@ def test_without_any_spread_distances_are_euclidean(images: int) -> None:
     metrics = metrics_of(features, torch.arange(2).repeat_interleave(images))
     queries = unit(some_features(5, 1), 1)
     torch.testing.assert_close(metrics(queries), torch.cdist(queries, metrics.means) ** 2, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("images", [2, 3])
+def test_few_images_leave_no_direction_without_spread(images: int) -> None:
+    """As it would be along the one in which all features move together, were as much added to every covariance."""
+    shrinkage = FeCAMConfig().variance_shrinkage, FeCAMConfig().covariance_shrinkage
+    classes = [unit(some_features(images, seed, width=60), 1) for seed in range(200)]
+    assert min(torch.linalg.eigvalsh(correlation(units, *shrinkage))[0] for units in classes) > 0.05
+    assert min(torch.linalg.eigvalsh(correlation(units, 1.0, 1.0))[0] for units in classes) < 0.01
 
 
 def test_a_correlation_matrix() -> None:

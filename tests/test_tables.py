@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -243,13 +244,27 @@ def test_a_table_of_something_else_beside_the_images(tmp_path: Path) -> None:
     root = tmp_path / "images"
     csv(root, ["camera,lens", "K1,50"], "notes.csv")
     (root / "dump.csv").write_bytes(b"\xff" * 200_000)
+    (root / "parts.csv").mkdir()
+    (root / "parts.csv" / "1.png").write_bytes(encoded(1))
     assert kind_of(root) == "folder"
-    assert list_own(root).class_names == ("cat", "dog")
+    assert list_own(root).class_names == ("cat", "dog", "parts.csv")
+    shutil.rmtree(root / "parts.csv")
     with pytest.raises(InputError, match="There are 0 CSV files with the columns path and label"):
         load_dataset("csv", root, 16)
     csv(root, ["path, label", "cat/1.png,tabby", "dog/1.png,tabby"], "list.csv")
     assert kind_of(root) == "csv"
     assert list_own(root).class_names == ("tabby",)
+
+
+def test_a_mistaken_first_line_beside_a_folder_of_images(tmp_path: Path) -> None:
+    """They are not one class called `images`."""
+    (tmp_path / "images").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / "images" / "1.png").write_bytes(encoded(1))
+    csv(tmp_path, ["filename,class", "images/1.png,cat"], "train.csv")
+    assert kind_of(tmp_path) == "csv"
+    with pytest.raises(InputError, match=r"has no column 'path' \(its first line: filename, class\)"):
+        list_own(tmp_path)
 
 
 def test_csv_files_that_are_wrong(tmp_path: Path) -> None:

@@ -134,7 +134,6 @@ class Classifier:
         file = _ProgressFile(Path(folder) / LEARNING, request) if folder else None
         epochs = self.learner.phase(increment).epochs if self.learner.trains(increment) else 0
         listener.step_started(increment.step, new.classes, increment.seen_now, epochs)
-        self.learner.looked_at = listener.looked_at
         before = copied(self.learner.state())
 
         def after_epoch(now: Progress) -> None:
@@ -145,6 +144,7 @@ class Classifier:
             stop.raise_if_told()
 
         try:
+            self.learner.looked_at = listener.looked_at
             progress = file.take_up(self.learner, increment) if file else None
             notes = self.learner.learn(increment, progress, after_epoch)
             kept = self._keep(increment.train)

@@ -207,11 +207,12 @@ def csv_file(root: Path | None) -> Path:
 
 
 def csv_files(folder: Path) -> list[Path]:
-    """Of those in a folder the ones that list images. A folder without subfolders that has no such file has what there
-    is, whose first line may just be mistaken; beside subfolders other tables are nobody's list of images."""
-    files = sorted(folder.glob("*.csv"))
+    """Of those in a folder the ones that list images. Where there is none, a table beside class folders is nobody's
+    list of images; any other one may be, with a first line that is mistaken."""
+    files = sorted(file for file in folder.glob("*.csv") if file.is_file())
     listing = [file for file in files if {"path", "label"} <= set(_header(file))]
-    return listing if listing or any(child.is_dir() for child in folder.iterdir()) else files
+    folders = sum(child.is_dir() and not child.name.startswith(".") for child in folder.iterdir())
+    return listing if listing or folders > 1 else files
 
 
 def _header(file: Path) -> list[str]:

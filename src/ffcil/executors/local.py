@@ -24,7 +24,8 @@ from ffcil.executors.loop import PATIENCE
 from ffcil.executors.mps import PORTION, MpsError, in_use, mps, mps_available, portion
 
 PER_GPU = 8
-"""runs that share a GPU under MPS unless told otherwise: where throughput levelled off on an H200"""
+"""runs that share a GPU under MPS unless told otherwise: on an H200, eight train faster than four, each with its
+portion of it (results/sharing.json)"""
 
 
 def cores() -> int:

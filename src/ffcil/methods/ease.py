@@ -76,6 +76,8 @@ class EASE(AdaptersPerStep):
             self.adapters.load_state_dict(self.fresh_adapters().state_dict())
         self.head = GrowingCosine(self.feature_dim).to(self.engine.device)
         self.head.grow(len(increment.classes))
+        for part in (self.adapters, self.head):
+            part.requires_grad_(self.trains(increment))
         self.prototypes = F.pad(self.prototypes, (0, 0, 0, 1, 0, len(increment.classes)))
 
     # --- training -----------------------------------------------------------------------------------------------

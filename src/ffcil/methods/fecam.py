@@ -21,7 +21,7 @@ from ffcil.stream import Increment
 
 SCALE = 10.0
 """on squared distances, for the softmax that HA is trained by: between features of length 1 they are 2 - 2 cosine, so
-that without covariances scores would be SimpleCIL's; the nearest class does not depend on it"""
+that without covariances scores would nearly be SimpleCIL's; the nearest class does not depend on it"""
 RIDGE = 1e-10
 """on the variances of features of length 1, which are about 1 / D: of no weight where there is any spread"""
 AT_ONCE = 2**24
@@ -36,8 +36,10 @@ class FeCAMConfig(AdapterConfig):
     features have both signs; 0.5 where features are positive"""
     variance_shrinkage: float = Field(1.0, gt=0)
     """gamma_1: how many times the mean variance is added to every variance"""
-    covariance_shrinkage: float = Field(1.0, ge=0)
-    """gamma_2: how many times the mean covariance is added to every covariance; at most gamma_1"""
+    covariance_shrinkage: float = Field(0.0, ge=0)
+    """gamma_2: how many times the mean covariance is added to every covariance; at most gamma_1. As much as gamma_1
+    takes back what that adds along the direction in which all features move together: classes of few images need less
+    """
 
 
 def unit(features: Tensor, tukey: float) -> Tensor:
@@ -66,29 +68,29 @@ def correlation(units: Tensor, variance_shrinkage: float, covariance_shrinkage: 
 class ClassMetrics(nn.Module):
     """Mean and metric of every class; the metric is the inverse of its correlation matrix, made once.
 
-    They are C D^2 numbers: 470 MB for 200 classes of 768 features. A class of one image has no correlations to tell. It
-    gets the mean metric of those that have, so that its distances are neither shorter nor longer than theirs; the paper
-    has one covariance for all where images are few.
+    They are C D^2 numbers: 470 MB for 200 classes of 768 features. A class of one image, or of copies of one, has no
+    correlations to tell. It gets the mean metric of those that have, so that its distances are neither shorter nor
+    longer than theirs; the paper has one covariance for all where images are few.
     """
 
     means: Tensor
     metrics: Tensor
-    images: Tensor
+    spread: Tensor
 
     def __init__(self, features: int, variance_shrinkage: float, covariance_shrinkage: float) -> None:
         super().__init__()
         self.shrinkage = (variance_shrinkage, covariance_shrinkage)
         self.register_buffer("means", torch.empty(0, features))
         self.register_buffer("metrics", torch.empty(0, features, features))
-        self.register_buffer("images", torch.empty(0, dtype=torch.int64))
-        """of each class that it was learned from"""
+        self.register_buffer("spread", torch.empty(0, dtype=torch.bool))
+        """of each class: whether its images differ"""
 
     def grow(self, classes: int) -> None:
         """Make room up to `classes`; `remember` fills it."""
         new = classes - len(self.means)
-        self.means, self.metrics, self.images = (
+        self.means, self.metrics, self.spread = (
             torch.cat([known, known.new_zeros(new, *known.shape[1:])])
-            for known in (self.means, self.metrics, self.images)
+            for known in (self.means, self.metrics, self.spread)
         )
 
     @torch.no_grad()
@@ -96,13 +98,12 @@ class ClassMetrics(nn.Module):
         """Of `classes`, from all of their features of length 1 among [N, D]."""
         for label in classes:
             of_class = units[targets == label]
-            self.images[label] = len(of_class)
+            self.spread[label] = (of_class != of_class[0]).any()
             self.means[label] = of_class.mean(dim=0)
             self.metrics[label] = torch.cholesky_inverse(torch.linalg.cholesky(correlation(of_class, *self.shrinkage)))
-        alone = self.images == 1
-        if alone.any() and not alone.all():
-            share = (~alone).to(self.metrics) / (~alone).sum()
-            self.metrics[alone] = torch.tensordot(share, self.metrics, dims=1)
+        if self.spread.any() and not self.spread.all():
+            share = self.spread.to(self.metrics) / self.spread.sum()
+            self.metrics[~self.spread] = torch.tensordot(share, self.metrics, dims=1)
 
     def forward(self, units: Tensor) -> Tensor:
         """Squared distances: [B, D] -> [B, classes]"""
