@@ -138,22 +138,6 @@ def test_cached_scores_are_those_of_the_images(make_learner: Make, robust: bool)
     torch.testing.assert_close(cached, fresh[stream[len(SIZES) - 1].test_rows], rtol=1e-4, atol=1e-4)
 
 
-def test_features_are_computed_once(make_learner: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    learner, seen = make_ease(make_learner), [0]
-    adapted = learner.adapted
-
-    def counting(by: Any, images: Tensor) -> Tensor:
-        seen[0] += len(images)
-        return adapted(by, images)
-
-    for increment in small_stream([2, 1, 2]):
-        learner.learn(increment)
-        with monkeypatch.context() as patch:
-            patch.setattr(learner, "adapted", counting)
-            learner.predictions(increment)
-    assert seen[0] == 3 * 40  # three sets of adapters, five classes of eight images
-
-
 @pytest.mark.parametrize("reduction", ["mean", "class_wise_mean"])
 def test_the_loss_is_over_the_new_classes(make_learner: Make, reduction: str) -> None:
     learner = make_ease(make_learner, reduction=reduction)

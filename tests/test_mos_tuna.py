@@ -18,7 +18,7 @@ from ffcil.losses import REDUCTIONS
 from ffcil.methods.gaussian import ClassGaussians, HeadTraining, cosine_rate, train_head
 from ffcil.methods.learner import Learner
 from ffcil.methods.mos import MOS, retrieve
-from ffcil.methods.step_adapters import StepAdapters
+from ffcil.methods.step_adapters import AdaptersPerStep, StepAdapters
 from ffcil.methods.tuna import TUNA, cosface, decay_of_means, fuse, mean_directions
 from ffcil.models.heads import GrowingLinear
 from ffcil.models.tuners import adapters
@@ -188,11 +188,11 @@ def test_predictions_do_not_depend_on_the_batch(make_learner: Make, method: str,
     assert torch.equal(cached, fresh.argmax(1))
 
 
-@pytest.mark.parametrize("method", ["mos", "tuna"])
+@pytest.mark.parametrize("method", ["ease", "mos", "tuna"])
 def test_cached_features_are_computed_once(make_learner: Make, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """(adapters, image) pairs; TUNA's universal adapters alone see all images at every step."""
     learner = make_learner(method=method, train=SHORT)
-    assert isinstance(learner, StepAdapters)
+    assert isinstance(learner, AdaptersPerStep)
     seen, adapted = [0, 0], learner.adapted
 
     def counting(by: Any, images: Tensor) -> Tensor:

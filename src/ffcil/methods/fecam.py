@@ -54,8 +54,7 @@ def correlation(units: Tensor, variance_shrinkage: float, covariance_shrinkage: 
 
     One image alone has no spread: the identity.
     """
-    centred = units.double() - units.double().mean(dim=0)
-    spread = centred.mT @ centred / len(units)  # or n - 1: correlations know no factor
+    spread = torch.cov(units.double().mT, correction=0)  # over n or n - 1: correlations know no factor
     width = len(spread)
     variance = spread.trace() / width
     covariance = (spread.sum() - spread.trace()) / max(width * (width - 1), 1)
