@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 
-from ffcil.environment import describe_environment
-from ffcil.recipe import resolve
-from ffcil.training import Engine
+from ffcil.config.resolve import resolve
+from ffcil.runs.environment import describe_environment
+from ffcil.training.fit import Engine
 
 BEGUN = "BEGUN"
 """said before the first step: what fails from then on is PyCIL's"""

@@ -29,15 +29,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
+from ffcil.config.resolve import resolve
 from ffcil.data.augment import Augmentation, Draws
 from ffcil.data.cache import cached_folder
 from ffcil.data.own_images import TRAIN, Listing, own_augmentation, stratified
 from ffcil.data.placement import placed
 from ffcil.data.ragged import Images, RaggedImages, image_sizes
 from ffcil.data.tables import list_parquet
-from ffcil.environment import describe_environment
-from ffcil.recipe import resolve
-from ffcil.training import Engine
+from ffcil.runs.environment import describe_environment
+from ffcil.training.fit import Engine
 
 SIZE = 224
 WARM_UP = 3

@@ -18,15 +18,15 @@ from typing import Any
 import torch
 
 from ffcil.arrivals import given
-from ffcil.config import RunConfig
+from ffcil.config.resolve import resolve
+from ffcil.config.settings import RunConfig
 from ffcil.data.image_set import ImageSet
 from ffcil.data.sources import CIFAR100_AUGMENTATION
-from ffcil.environment import describe_environment
 from ffcil.losses import REDUCTIONS
 from ffcil.methods.learner import Learner, build_learner
-from ffcil.recipe import resolve
+from ffcil.runs.environment import describe_environment
 from ffcil.stream import Increment, Stream
-from ffcil.training import Engine, Progress
+from ffcil.training.fit import Engine, Progress
 
 SIZES = [10] * 10
 METHODS = ["icarl", "wa", "bic", "der", "memo", "tagfex"]

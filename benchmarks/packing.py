@@ -18,14 +18,14 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
+from ffcil.config.resolve import resolve
 from ffcil.data.sources import load_dataset
-from ffcil.environment import describe_environment
-from ffcil.executors.job import Job
-from ffcil.executors.local import LocalExecutor
-from ffcil.executors.loop import run_jobs
-from ffcil.recipe import resolve
-from ffcil.study import Group, Study, jobs_of
-from ffcil.training import Engine
+from ffcil.runs.environment import describe_environment
+from ffcil.studies.executors.job import Job
+from ffcil.studies.executors.local import LocalExecutor
+from ffcil.studies.executors.loop import run_jobs
+from ffcil.studies.study import Group, Study, jobs_of
+from ffcil.training.fit import Engine
 
 
 class Silent:

@@ -21,9 +21,9 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow.parquet import ParquetWriter
 
-from ffcil.environment import describe_environment
-from ffcil.recipe import resolve
-from ffcil.training import Engine
+from ffcil.config.resolve import resolve
+from ffcil.runs.environment import describe_environment
+from ffcil.training.fit import Engine
 from loading import draw_photographs
 
 LIMIT = 1.5

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 
 from ffcil.arrivals import given
-from ffcil.config import RunConfig
+from ffcil.config.resolve import resolve
+from ffcil.config.settings import RunConfig
 from ffcil.data.augment import Augmentation
 from ffcil.data.image_set import ImageSet
-from ffcil.environment import describe_environment
 from ffcil.methods.learner import Learner, build_learner
-from ffcil.recipe import resolve
+from ffcil.runs.environment import describe_environment
 from ffcil.stream import Stream
-from ffcil.training import Engine, Progress, evaluating
+from ffcil.training.fit import Engine, Progress, evaluating
 
 PLAIN = Augmentation(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), padding=0, flip=True, brightness=0.0)
 STEPS = 20

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ffcil.executors.mps import portion
 from ffcil.methods import find_method
 from ffcil.metrics import average_accuracy, forgetting, last_accuracy
 from ffcil.report import RunRecord, load_run, load_runs
-from ffcil.report.records import CLASSIFIER_NAMES
-from ffcil.report.tables import compare, markdown
+from ffcil.report.analyse.tables import compare, markdown
+from ffcil.report.read.records import CLASSIFIER_NAMES
+from ffcil.studies.executors.mps import portion
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 RESULTS = README.parent / "results"

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ffcil.environment import describe_environment
-from ffcil.executors.mps import PORTION, mps, mps_available, portion
-from ffcil.recipe import resolve
-from ffcil.training import Engine, Progress
+from ffcil.config.resolve import resolve
+from ffcil.runs.environment import describe_environment
+from ffcil.studies.executors.mps import PORTION, mps, mps_available, portion
+from ffcil.training.fit import Engine, Progress
 from methods import configuration, grown, noise
 
 FOREVER = 1_000_000

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 
 from ffcil.arrivals import given
+from ffcil.config.resolve import resolve
 from ffcil.data.image_set import ImageSet
 from ffcil.data.sources import CIFAR100_AUGMENTATION
-from ffcil.environment import describe_environment
 from ffcil.methods.learner import build_learner
-from ffcil.recipe import resolve
+from ffcil.runs.environment import describe_environment
 from ffcil.stream import Stream
-from ffcil.training import Engine, Progress
+from ffcil.training.fit import Engine, Progress
 
 VARIANTS: list[dict[str, Any]] = [
     {"graph": False, "compile": False, "precision": "float32"},

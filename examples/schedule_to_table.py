@@ -7,7 +7,7 @@ import rich
 
 import ffcil
 from ffcil.report import compare, load_run
-from ffcil.report.tables import terminal
+from ffcil.report.analyse.tables import terminal
 
 schedule = ffcil.free_flow(classes=12, steps=5, smallest=1, largest=5, alpha=1.0, order="jumbled", seed=1)
 print(schedule.draw())

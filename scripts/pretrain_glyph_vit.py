@@ -33,12 +33,12 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ffcil.config.resolve import resolve
 from ffcil.data.augment import Augmentation
 from ffcil.data.glyphs import CHARACTERS, draw_glyphs, faces_with, glyph_mask, glyphs
-from ffcil.environment import describe_environment
 from ffcil.models.glyph_vit import glyph_vit, glyph_vit_weights
-from ffcil.recipe import resolve
-from ffcil.training import Engine
+from ffcil.runs.environment import describe_environment
+from ffcil.training.fit import Engine
 
 KINDS = {"Lu", "Ll", "Lo", "Nd", "So", "Sc", "Po"}  # Unicode's letters, digits, symbols, currencies, punctuation
 PATTERNS = ("BRAILLE", "BOX ", "BLOCK", "SHADE", "QUADRANT", "ARROW", "HEXAGRAM")  # a dot or a bar more or less

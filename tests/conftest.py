@@ -14,13 +14,13 @@ from hypothesis import settings
 from PIL import Image
 
 from ffcil.arrivals import given
-from ffcil.config import RunConfig
+from ffcil.config.resolve import resolve
+from ffcil.config.settings import RunConfig
 from ffcil.data.augment import Augmentation
 from ffcil.data.image_set import ImageSet
 from ffcil.methods.learner import Learner, build_learner
-from ffcil.recipe import resolve
 from ffcil.stream import Stream
-from ffcil.training import Engine
+from ffcil.training.fit import Engine
 
 settings.register_profile("ci", derandomize=True)  # CI tells of a change, not of luck; run by hand, tests explore
 if os.environ.get("CI"):

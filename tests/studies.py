@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from ffcil.executors.job import Job
-from ffcil.study import jobs_of, load_study
+from ffcil.studies.executors.job import Job
+from ffcil.studies.study import jobs_of, load_study
 
 SETTINGS = {
     "Equ.T": {"arrivals": {"kind": "equal"}, "robust": False},

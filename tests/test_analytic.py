@@ -28,9 +28,9 @@ from ffcil.models.analytic import (
     ridge_errors,
     solve_ridge,
 )
-from ffcil.run import evaluate
+from ffcil.runs.run import evaluate
 from ffcil.stream import Stream
-from ffcil.training import Engine
+from ffcil.training.fit import Engine
 
 Make = Callable[..., Learner]
 

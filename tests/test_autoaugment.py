@@ -14,7 +14,7 @@ from torchvision.transforms import AutoAugment, AutoAugmentPolicy, Interpolation
 from torchvision.transforms.autoaugment import _apply_op
 
 from conftest import small_config, small_stream, write_colours
-from ffcil.config import Phase
+from ffcil.config.settings import Phase
 from ffcil.data.augment import Augmentation, Draws
 from ffcil.data.autoaugment import (
     BINS,
@@ -29,8 +29,8 @@ from ffcil.data.autoaugment import (
 )
 from ffcil.data.glyphs import GLYPHS_AUGMENTATION
 from ffcil.data.sources import CIFAR100_AUGMENTATION, load_dataset
-from ffcil.run import Run
-from ffcil.training import Engine, FitData, Rate, fit
+from ffcil.runs.run import Run
+from ffcil.training.fit import Engine, FitData, Rate, fit
 
 MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 SIZES = [(32, 32), (21, 34), (33, 20)]

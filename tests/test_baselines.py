@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from conftest import AUGMENTATION, small_config, small_stream
-from ffcil.checkpoint import load_state, save_state
+from ffcil.config.resolve import resolve
 from ffcil.data.augment import Augmentation
 from ffcil.methods.bic import BiC
 from ffcil.methods.ewc import EWC
 from ffcil.methods.learner import Learner, build_learner
 from ffcil.methods.lwf import LwF
 from ffcil.methods.wa import WA
-from ffcil.recipe import resolve
-from ffcil.run import Run
+from ffcil.runs.checkpoint import load_state, save_state
+from ffcil.runs.run import Run
 from ffcil.stream import Stream
-from ffcil.training import Engine, FitData, Progress, fit
+from ffcil.training.fit import Engine, FitData, Progress, fit
 from test_run import Bomb, config, counts, records
 
 Make = Callable[..., Learner]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ffcil.checkpoint import checkpoints, load_state, save_checkpoint, save_state, write_whole
+from ffcil.runs.checkpoint import checkpoints, load_state, save_checkpoint, save_state, write_whole
 
 
 def test_round_trip_of_everything(tmp_path: Path) -> None:

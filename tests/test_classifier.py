@@ -13,19 +13,19 @@ from torch.utils.data import Dataset, Subset
 
 from conftest import coloured_images, small_config, write_colours
 from ffcil.arrivals import given
-from ffcil.classifier import LEARNING, MODEL, Classifier
-from ffcil.config import RunConfig
+from ffcil.classifier.classifier import LEARNING, MODEL, Classifier
+from ffcil.classifier.teaching import teach
+from ffcil.config.settings import RunConfig
 from ffcil.data.image_set import ImageSet
 from ffcil.data.own_images import own_augmentation
 from ffcil.data.ragged import RaggedImages
 from ffcil.errors import InputError
 from ffcil.methods import METHODS
 from ffcil.methods.learner import build_learner
-from ffcil.progress import Listener
-from ffcil.run import augmentation_of
+from ffcil.runs.progress import Listener
+from ffcil.runs.run import augmentation_of
 from ffcil.stream import Increment, Stream
-from ffcil.teaching import teach
-from ffcil.training import Engine
+from ffcil.training.fit import Engine
 
 SIZES = [2, 1, 3]
 SIDE = 16

@@ -15,8 +15,8 @@ from conftest import small_config
 from ffcil.cli import app
 from ffcil.errors import InputError
 from ffcil.report import load_runs
-from ffcil.report.differences import differences
-from ffcil.run import Run
+from ffcil.report.analyse.differences import differences
+from ffcil.runs.run import Run
 from invented_runs import naive, random_hits, write_run
 
 ONE = ("linear",)

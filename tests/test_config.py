@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from ffcil.config.resolve import describe_fields, parse_assignments, recipe_names, resolve
 from ffcil.data.sources import SOURCES
 from ffcil.errors import InputError
 from ffcil.methods import METHODS
 from ffcil.methods.learner import complete
 from ffcil.models.resnet import BACKBONES
-from ffcil.recipe import describe_fields, parse_assignments, recipe_names, resolve
 
 
 def set_(*assignments: str, recipe: str = "glyphs") -> dict[str, object]:

@@ -21,7 +21,7 @@ from ffcil.data import decoding
 from ffcil.data.published import PUBLISHED
 from ffcil.data.sources import load_dataset
 from ffcil.errors import InputError
-from ffcil.run import Run, augmentation_of
+from ffcil.runs.run import Run, augmentation_of
 
 Command = Callable[..., tuple[int, str, str]]
 

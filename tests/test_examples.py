@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ffcil.study import jobs_of, load_study, narrow
+from ffcil.studies.study import jobs_of, load_study, narrow
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 

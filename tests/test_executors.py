@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from ffcil.errors import InputError
-from ffcil.executors.job import LOG, Ending, Job, Outcome, attempt
-from ffcil.executors.local import LocalExecutor
-from ffcil.executors.loop import run_jobs
-from ffcil.executors.ray import RayExecutor
-from ffcil.executors.slurm import SlurmExecutor
 from ffcil.methods import METHODS, load_methods
-from ffcil.run_folder import is_busy
+from ffcil.runs.folder import is_busy
+from ffcil.studies.executors.job import LOG, Ending, Job, Outcome, attempt
+from ffcil.studies.executors.local import LocalExecutor
+from ffcil.studies.executors.loop import run_jobs
+from ffcil.studies.executors.ray import RayExecutor
+from ffcil.studies.executors.slurm import SlurmExecutor
 from studies import launch, small_jobs, timeless_records, write_small_study
 
 DONE, DIED = Outcome(Ending.DONE), Outcome(Ending.DIED, "killed by SIGKILL")
@@ -101,7 +101,7 @@ def test_the_deaths_of_one_job_are_not_counted_for_another(jobs: list[Job]) -> N
 
 
 def test_a_job_in_other_hands_is_waited_for(jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ffcil.executors.loop.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("ffcil.studies.executors.loop.BUSY_SECONDS", 0.05)
     mine, theirs = jobs[:2]
     executor = Scripted(None, {mine.label: [DONE], theirs.label: [Outcome(Ending.BUSY), DONE]})
     assert run_jobs([mine, theirs], executor, Heard(), every=0.01) == {}

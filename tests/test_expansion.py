@@ -21,7 +21,7 @@ from ffcil.methods.learner import Learner, build_learner
 from ffcil.methods.memo import MEMO
 from ffcil.methods.tagfex import MergeAttention, TagFex, contrast
 from ffcil.stream import Increment, Stream
-from ffcil.training import Engine, evaluating
+from ffcil.training.fit import Engine, evaluating
 
 Make = Callable[..., Learner]
 EXPANDING = ["der", "memo", "tagfex"]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ffcil.config import GivenArrivals, RunConfig
+from ffcil.config.resolve import not_carried_over, resolve
+from ffcil.config.settings import GivenArrivals, RunConfig
 from ffcil.errors import InputError
 from ffcil.methods.learner import complete
-from ffcil.recipe import not_carried_over, resolve
 
 PYCIL = {
     "prefix": "reproduce",

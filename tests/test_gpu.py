@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ffcil.arrivals import given
-from ffcil.checkpoint import load_state, save_state
-from ffcil.classifier import Classifier
-from ffcil.config import RunConfig
+from ffcil.classifier.classifier import Classifier
+from ffcil.config.resolve import resolve
+from ffcil.config.settings import RunConfig
 from ffcil.data.augment import Draws
 from ffcil.data.autoaugment import PolicyName
 from ffcil.data.image_set import ImageSet
@@ -24,9 +24,9 @@ from ffcil.data.sources import CIFAR100_AUGMENTATION
 from ffcil.losses import class_wise_mean
 from ffcil.methods import METHODS
 from ffcil.methods.learner import Learner, build_learner
-from ffcil.recipe import resolve
+from ffcil.runs.checkpoint import load_state, save_state
 from ffcil.stream import Stream
-from ffcil.training import LANES, Engine, Progress
+from ffcil.training.fit import LANES, Engine, Progress
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

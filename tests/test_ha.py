@@ -17,11 +17,11 @@ from conftest import small_config, small_stream
 from ffcil.errors import InputError
 from ffcil.ha import AlignmentTraining, ClassStatistics, HeadAgnosticAlignment, _loss, align_features
 from ffcil.losses import class_wise_mean, mean
+from ffcil.methods.framework import Robustness
 from ffcil.methods.learner import Learner
 from ffcil.methods.pretrained import Pretrained
 from ffcil.models.heads import cosine
-from ffcil.robustness import Robustness
-from ffcil.run import evaluate
+from ffcil.runs.run import evaluate
 
 Make = Callable[..., Learner]
 

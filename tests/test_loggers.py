@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ffcil.errors import InputError
-from ffcil.executors.job import Ending, Job, attempt
-from ffcil.loggers import check_logs
+from ffcil.runs.loggers import check_logs
+from ffcil.studies.executors.job import Ending, Job, attempt
 from studies import small_jobs
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ffcil.memory import ExemplarMemory, herd
+from ffcil.methods.parts.exemplars import ExemplarMemory, herd
 
 
 def assert_greedy(features: torch.Tensor, chosen: list[int]) -> None:

@@ -15,10 +15,10 @@ from ffcil.alignment import row_norms
 from ffcil.errors import InputError
 from ffcil.methods import METHODS, register
 from ffcil.methods.der import DER
+from ffcil.methods.framework import Robustness
 from ffcil.methods.icarl import ICaRL
 from ffcil.methods.learner import Learner
-from ffcil.robustness import Robustness
-from ffcil.run import evaluate
+from ffcil.runs.run import evaluate
 
 STREAMS: dict[str, tuple[list[int], list[int] | None]] = {
     "one class at every step": ([1, 1, 1, 1], None),

@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import ffcil.training
+import ffcil.training.fit
 from conftest import small_stream
+from ffcil.config.resolve import resolve
 from ffcil.losses import REDUCTIONS
-from ffcil.methods.gaussian import ClassGaussians, HeadTraining, cosine_rate, train_head
 from ffcil.methods.learner import Learner
 from ffcil.methods.mos import MOS, retrieve
-from ffcil.methods.step_adapters import AdaptersPerStep, StepAdapters
+from ffcil.methods.parts.gaussians import ClassGaussians, HeadTraining, cosine_rate, train_head
+from ffcil.methods.parts.step_adapters import AdaptersPerStep, StepAdapters
 from ffcil.methods.tuna import TUNA, cosface, decay_of_means, fuse, mean_directions
 from ffcil.models.heads import GrowingLinear
 from ffcil.models.tuners import adapters
-from ffcil.recipe import resolve
-from ffcil.training import Engine
+from ffcil.training.fit import Engine
 
 Make = Callable[..., Learner]
 SHORT = {"first": {"epochs": 2, "learning_rate": 0.05}, "later": {"epochs": 2, "learning_rate": 0.05}}
@@ -315,7 +315,7 @@ def test_one_merge_an_optimiser_step(make_learner: Make, monkeypatch: pytest.Mon
                 earlier = sum(values[k] for values in trained) / len(trained)
                 parameter.copy_(0.9 * parameter + 0.1 * earlier)
 
-    make_optimiser, own_loss = ffcil.training._optimiser, naive.loss
+    make_optimiser, own_loss = ffcil.training.fit._optimiser, naive.loss
 
     def merging_optimiser(*arguments: Any) -> torch.optim.SGD:
         optimiser = make_optimiser(*arguments)
@@ -326,7 +326,7 @@ def test_one_merge_an_optimiser_step(make_learner: Make, monkeypatch: pytest.Mon
         pull(naive.vit.depth if released else 0, "forward")
         return own_loss(images, targets)
 
-    monkeypatch.setattr(ffcil.training, "_optimiser", merging_optimiser)
+    monkeypatch.setattr(ffcil.training.fit, "_optimiser", merging_optimiser)
     monkeypatch.setattr(naive, "loss", loss)
     monkeypatch.setattr(naive, "merge", lambda times: None)
     remember = naive.remember_adapters

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ffcil.errors import InputError
-from ffcil.executors.local import LocalExecutor
-from ffcil.executors.mps import in_use, mps, mps_available
+from ffcil.studies.executors.local import LocalExecutor
+from ffcil.studies.executors.mps import in_use, mps, mps_available
 
 FAKE = """#!/bin/sh
 # stands in for NVIDIA's: -d starts the service, commands on standard input go to the one in the pipe's folder

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ffcil.progress import Shown
+from ffcil.runs.progress import Shown
 
 RECORD: dict[str, Any] = {
     "step": 1,
@@ -34,7 +34,7 @@ def test_a_line_for_every_step_with_its_speed_where_anything_was_trained(speed: 
 def test_a_slow_epoch_is_told_of_before_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a look at many images without any training; quick ones are not."""
     now = 100.0
-    monkeypatch.setattr("ffcil.progress.time.monotonic", lambda: now)
+    monkeypatch.setattr("ffcil.runs.progress.time.monotonic", lambda: now)
     text = io.StringIO()
     shown = Shown(Console(file=text, width=80))
     shown.step_started(1, 2, 2, epochs=4)

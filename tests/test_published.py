@@ -13,11 +13,11 @@ import scipy.io
 import torchvision.datasets
 from PIL import Image
 
+from ffcil.config.resolve import recipe_names, resolve
 from ffcil.data.layouts import list_folder
 from ffcil.data.published import PUBLISHED
 from ffcil.data.sources import SOURCES, load_dataset
 from ffcil.errors import InputError
-from ffcil.recipe import recipe_names, resolve
 
 Tree = Callable[[Path], Path]
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from ffcil.cli import app
 from ffcil.report import load_runs, write_report
-from ffcil.report.contents import Contents
+from ffcil.report.analyse.contents import Contents
 from invented_runs import random_hits, write_run, write_sweep
 
 ONE = ("linear",)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from ffcil.report import compare, load_runs, write_report
-from ffcil.report.class_sizes import class_points, mean_by_size
-from ffcil.report.contents import Contents
-from ffcil.report.latex import latex
-from ffcil.report.overhead import costs
-from ffcil.report.sweeps import sweeps
-from ffcil.report.tables import markdown
+from ffcil.report.analyse.class_sizes import class_points, mean_by_size
+from ffcil.report.analyse.contents import Contents
+from ffcil.report.analyse.overhead import costs
+from ffcil.report.analyse.sweeps import sweeps
+from ffcil.report.analyse.tables import markdown
+from ffcil.report.render.latex import latex
 from invented_runs import FREE_FLOW, IMAGES, naive, random_hits, write_run, write_sweep
 
 ONE = ("linear",)

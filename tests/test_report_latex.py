@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from ffcil.report import compare, load_runs
-from ffcil.report.ablation import ablations
-from ffcil.report.ablation import csv as ablation_csv
-from ffcil.report.ablation import markdown as ablation_markdown
-from ffcil.report.latex import latex, latex_ablation
+from ffcil.report.analyse.ablation import ablations
+from ffcil.report.analyse.ablation import csv as ablation_csv
+from ffcil.report.analyse.ablation import markdown as ablation_markdown
+from ffcil.report.render.latex import latex, latex_ablation
 from invented_runs import FREE_FLOW, IMAGES, naive, random_hits, write_run
 
 ONE = ("linear",)

@@ -15,11 +15,11 @@ import pytest
 from ffcil.arrivals import Arrivals
 from ffcil.errors import InputError
 from ffcil.report import compare, load_run, load_runs, plot_arrivals, plot_curves, write_page
-from ffcil.report.contents import Contents
-from ffcil.report.curves import mean_curve, seed_schedules
-from ffcil.report.page_figures import what_was_run
-from ffcil.report.specs import class_size_spec, curves_spec, memory_spec, schedule_spec
-from ffcil.report.tables import arrow
+from ffcil.report.analyse.contents import Contents
+from ffcil.report.analyse.curves import mean_curve, seed_schedules
+from ffcil.report.analyse.tables import arrow
+from ffcil.report.render.page_figures import what_was_run
+from ffcil.report.render.specs import class_size_spec, curves_spec, memory_spec, schedule_spec
 from invented_runs import FREE_FLOW, IMAGES, random_hits, write_run, write_study
 
 

@@ -15,10 +15,10 @@ import pytest
 from conftest import small_config
 from ffcil.errors import InputError
 from ffcil.methods import find_method
+from ffcil.methods.framework import Robustness
 from ffcil.report import load_run, load_runs
-from ffcil.report.records import read_runs
-from ffcil.robustness import Robustness
-from ffcil.run import Run
+from ffcil.report.read.records import read_runs
+from ffcil.runs.run import Run
 from invented_runs import FREE_FLOW, random_hits, write_run, write_study
 
 

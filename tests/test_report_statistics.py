@@ -13,8 +13,8 @@ import pytest
 from scipy import stats
 
 from ffcil.report import compare, load_runs
-from ffcil.report.evidence import evidence_csv, evidence_markdown
-from ffcil.report.statistics import Change, bootstrap_interval
+from ffcil.report.analyse.evidence import evidence_csv, evidence_markdown
+from ffcil.report.analyse.statistics import Change, bootstrap_interval
 from invented_runs import naive, write_sweep
 
 

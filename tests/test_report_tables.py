@@ -14,8 +14,8 @@ from rich.console import Console
 
 from ffcil.errors import InputError
 from ffcil.report import compare, load_runs, write_page
-from ffcil.report.latex import latex
-from ffcil.report.tables import arrow, csv, markdown, terminal, verdict
+from ffcil.report.analyse.tables import arrow, csv, markdown, terminal, verdict
+from ffcil.report.render.latex import latex
 from invented_runs import naive, random_hits, write_run, write_study
 
 

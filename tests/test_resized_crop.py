@@ -16,7 +16,7 @@ from ffcil.data.augment import Augmentation, Draws
 from ffcil.data.image_set import ImageSet
 from ffcil.data.ragged import Images, RaggedImages, flat_pixels, image_sizes, locate
 from ffcil.data.resized_crop import ResizedCrop, resample, resample_one_by_one
-from ffcil.training import FitData, _EpochPlan
+from ffcil.training.fit import FitData, _EpochPlan
 
 UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 SIZES = [(64, 64), (64, 96), (120, 64), (64, 65), (1, 1), (3, 40), (200, 64), (64, 333)]

@@ -20,13 +20,13 @@ import numpy as np
 import pytest
 
 from conftest import small_config, write_colours
-from ffcil.config import RunConfig
+from ffcil.config.settings import RunConfig
 from ffcil.errors import BusyError, InputError
 from ffcil.methods import METHODS
-from ffcil.progress import Listener
 from ffcil.report import load_run
-from ffcil.run import Run
-from ffcil.run_folder import is_busy, locked
+from ffcil.runs.folder import is_busy, locked
+from ffcil.runs.progress import Listener
+from ffcil.runs.run import Run
 
 TIMING = ("seconds", "images_per_second")
 

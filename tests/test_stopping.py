@@ -15,13 +15,13 @@ import torch
 
 from conftest import coloured_images, small_config, write_colours
 from ffcil import stopping
-from ffcil.checkpoint import checkpoints
-from ffcil.classifier import LEARNING, Classifier
+from ffcil.classifier.classifier import LEARNING, Classifier
+from ffcil.classifier.teaching import teach
 from ffcil.data.image_set import ImageSet
-from ffcil.progress import Listener
-from ffcil.run import Run
-from ffcil.stopping import Stop
-from ffcil.teaching import teach
+from ffcil.runs.checkpoint import checkpoints
+from ffcil.runs.progress import Listener
+from ffcil.runs.run import Run
+from ffcil.runs.stopping import Stop
 
 
 class Signals(Listener):

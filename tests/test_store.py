@@ -26,7 +26,7 @@ from ffcil.data.ragged import RaggedImages
 from ffcil.data.sources import DataSet, load_dataset
 from ffcil.data.store import StoreDraft, open_store, verify_store
 from ffcil.errors import InputError
-from ffcil.run import Run
+from ffcil.runs.run import Run
 
 
 @pytest.fixture(autouse=True)

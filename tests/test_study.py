@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 from ffcil.cli import app
 from ffcil.commands.options import stoppable
+from ffcil.config.resolve import load_recipe
 from ffcil.errors import InputError
-from ffcil.executors.job import Job
-from ffcil.executors.local import LocalExecutor
-from ffcil.recipe import load_recipe
-from ffcil.run import build_arrivals
-from ffcil.study import jobs_of, load_study, missing_data, narrow, study_names, write_study
-from ffcil.study_run import carry_out
+from ffcil.runs.run import build_arrivals
+from ffcil.studies.execution import carry_out
+from ffcil.studies.executors.job import Job
+from ffcil.studies.executors.local import LocalExecutor
+from ffcil.studies.study import jobs_of, load_study, missing_data, narrow, study_names, write_study
 
 PAPER = ["table-main", "table-ablation", "figure-alpha", "figure-order", "figure-overhead"]
 

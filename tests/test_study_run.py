@@ -12,14 +12,14 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from ffcil.cli import app
-from ffcil.estimate import Earlier, in_words
-from ffcil.executors.job import Job
-from ffcil.executors.local import LocalExecutor
-from ffcil.report.records import load_run
-from ffcil.run_state import RunState, read_state
-from ffcil.study import Study, jobs_of, load_study, narrow
-from ffcil.study_run import carry_out, list_runs, run_study
-from ffcil.watch import Watch
+from ffcil.report.read.records import load_run
+from ffcil.runs.state import RunState, read_state
+from ffcil.studies.estimate import Earlier, in_words
+from ffcil.studies.execution import carry_out, list_runs, run_study
+from ffcil.studies.executors.job import Job
+from ffcil.studies.executors.local import LocalExecutor
+from ffcil.studies.study import Study, jobs_of, load_study, narrow
+from ffcil.studies.watch import Watch
 from studies import SETTINGS, write_small_study
 
 

@@ -15,7 +15,7 @@ import ffcil
 from conftest import small_config
 from ffcil.data.torch_datasets import image_set_of
 from ffcil.errors import InputError
-from ffcil.run import Run
+from ffcil.runs.run import Run
 
 
 def test_any_torch_data_set(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from conftest import AUGMENTATION, coloured_images, small_config
-from ffcil.config import Phase
+from ffcil.config.settings import Phase
 from ffcil.errors import InputError
-from ffcil.training import Engine, FitData, Progress, Rate, derive_seed, evaluating, fit, learning_rate
+from ffcil.training.fit import Engine, FitData, Progress, Rate, derive_seed, evaluating, fit, learning_rate
 
 
 @pytest.mark.parametrize(

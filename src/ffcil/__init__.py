@@ -26,15 +26,15 @@ _HOME = {
     "Learner": "ffcil.methods",
     "register": "ffcil.methods",
     "build_learner": "ffcil.methods.learner",
-    "Engine": "ffcil.training",
-    "evaluate": "ffcil.run",
-    "RunConfig": "ffcil.config",
-    "resolve": "ffcil.recipe",
-    "Run": "ffcil.run",
-    "Classifier": "ffcil.classifier",
+    "Engine": "ffcil.training.fit",
+    "evaluate": "ffcil.runs.run",
+    "RunConfig": "ffcil.config.settings",
+    "resolve": "ffcil.config.resolve",
+    "Run": "ffcil.runs.run",
+    "Classifier": "ffcil.classifier.classifier",
     "InputError": "ffcil.errors",
 }
-_MODULES = ("alignment", "arrivals", "losses", "memory", "methods", "metrics", "report")
+_MODULES = ("alignment", "arrivals", "losses", "methods", "metrics", "report")
 __all__ = ["__version__", *_HOME]
 
 

@@ -99,7 +99,7 @@ def arrivals(
             raise InputError("Arrivals from a trace need its file: add --trace FILE.csv.")
         made = schedules.from_trace(trace, window)
     if plot is not None:
-        from ffcil.report.figures import plot_arrivals
+        from ffcil.report.render.figures import plot_arrivals
 
         plot_arrivals(made, plot)
         print(f"wrote {plot}", file=sys.stderr)
@@ -168,16 +168,16 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")] = False,
 ) -> None:
     """Run one configuration; started again, it continues where it was, and a finished run does nothing."""
-    from ffcil.recipe import not_carried_over, parse_assignments, resolve
+    from ffcil.config.resolve import not_carried_over, parse_assignments, resolve
 
     config = resolve(recipe, parse_assignments(assignments or []))
     if unused := not_carried_over(recipe):
         print(f"ffcil: of {recipe} not carried over: {', '.join(unused)}.", file=sys.stderr)
     from rich.console import Console
 
-    from ffcil.loggers import listeners
-    from ffcil.progress import Noted, Several, Shown, pace
-    from ffcil.run import Run
+    from ffcil.runs.loggers import listeners
+    from ffcil.runs.progress import Noted, Several, Shown, pace
+    from ffcil.runs.run import Run
 
     import_methods(imports)
     listener = Several(Shown(Console(stderr=True)), Noted(), *listeners(listed(logs), config))
@@ -211,7 +211,7 @@ def demo(
     ] = None,
 ) -> None:
     """Equ.T, FF.org and FF.ours on the embedded data set: a table here, and a page to open."""
-    from ffcil.demo import run_demo
+    from ffcil.commands.demo import run_demo
 
     with stoppable():
         run_demo(method, seeds, out, assignments or [], jobs)
@@ -228,7 +228,7 @@ app.command("test")(measure)
 @app.command()
 def methods(as_json: AsJson = False, imports: Imports = None) -> None:
     """List the methods and their own fields."""
-    from ffcil.listing import method_table, methods_as_json
+    from ffcil.commands.listing import method_table, methods_as_json
 
     import_methods(imports)
     if as_json:
@@ -240,7 +240,7 @@ def methods(as_json: AsJson = False, imports: Imports = None) -> None:
 @app.command()
 def fields(as_json: AsJson = False) -> None:
     """List every field that `ffcil run --set` takes."""
-    from ffcil.recipe import describe_fields
+    from ffcil.config.resolve import describe_fields
 
     rows = describe_fields()
     if as_json:
@@ -258,7 +258,7 @@ def fields(as_json: AsJson = False) -> None:
 @app.command()
 def doctor(as_json: AsJson = False, data: Data = None) -> None:
     """Versions, devices, data found, and what to do about what is missing."""
-    from ffcil.listing import diagnosis, diagnosis_table
+    from ffcil.commands.listing import diagnosis, diagnosis_table
 
     found = diagnosis(data)
     if as_json:

@@ -50,10 +50,10 @@ def learn(
     """Teach a classifier new classes, as many as there are; broken off and started again, it goes on."""
     from rich.console import Console
 
-    from ffcil.classifier import MODEL
-    from ffcil.progress import Shown
-    from ffcil.recipe import parse_assignments, resolve
-    from ffcil.teaching import teach
+    from ffcil.classifier.classifier import MODEL
+    from ffcil.classifier.teaching import teach
+    from ffcil.config.resolve import parse_assignments, resolve
+    from ffcil.runs.progress import Shown
 
     import_methods(imports)
     changes = parse_assignments(assignments or [])
@@ -92,7 +92,7 @@ def predict(
     """Say which class each image is of, among all that were learned."""
     from ffcil.data.layouts import image_files
     from ffcil.data.own_images import readable
-    from ffcil.run import exhaustion_told
+    from ffcil.runs.run import exhaustion_told
 
     files = image_files(images)
     if out and not out.absolute().parent.is_dir():  # before all the work, not after it
@@ -130,7 +130,7 @@ def measure(
     """Measure a classifier on labelled images: in all, and by the step in which a class came."""
     from rich.table import Table
 
-    from ffcil.run import exhaustion_told
+    from ffcil.runs.run import exhaustion_told
 
     with stoppable(then=""), exhaustion_told(model):
         classifier = _loaded(model, assignments, device, imports)
@@ -147,8 +147,8 @@ def measure(
 
 
 def _loaded(model: Path, assignments: list[str] | None, device: str | None, imports: list[str] | None) -> Any:
-    from ffcil.classifier import Classifier
-    from ffcil.recipe import parse_assignments
+    from ffcil.classifier.classifier import Classifier
+    from ffcil.config.resolve import parse_assignments
 
     import_methods(imports)
     return Classifier.load(model, device, parse_assignments(assignments or []))

@@ -48,7 +48,7 @@ def list_(as_json: AsJson = False, data: Data = None) -> None:
     """List the data sets: origin, licence, size, classes, and whether their files are here."""
     from rich.console import Console
 
-    from ffcil.listing import dataset_lines, datasets_as_json
+    from ffcil.commands.listing import dataset_lines, datasets_as_json
 
     if as_json:
         print_json(datasets_as_json(data))

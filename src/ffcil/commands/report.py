@@ -21,10 +21,10 @@ def report(
     """Tables, figures and a page from the runs in a folder: nothing is trained, unfinished runs are named."""
     from rich.console import Console
 
-    from ffcil.report.contents import Contents
-    from ffcil.report.folder import write_report
-    from ffcil.report.page import TITLE
-    from ffcil.report.tables import legend, terminal
+    from ffcil.report.analyse.contents import Contents
+    from ffcil.report.analyse.tables import legend, terminal
+    from ffcil.report.render.folder import write_report
+    from ffcil.report.render.page import TITLE
 
     contents = Contents.read(folder)
     out = out or folder / "report"
@@ -56,8 +56,8 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else.")] = False,
 ) -> None:
     """Two runs or two studies side by side: configuration, accuracy (paired by seeds) and time, B against A."""
-    from ffcil.report.differences import as_tables, differences, to_json
-    from ffcil.report.records import read_runs
+    from ffcil.report.analyse.differences import as_tables, differences, to_json
+    from ffcil.report.read.records import read_runs
 
     (runs_a, damaged_a), (runs_b, damaged_b) = read_runs(a), read_runs(b)
     for sentence in (*damaged_a, *damaged_b):

@@ -58,10 +58,10 @@ def study(
     if executor not in EXECUTORS:
         raise unknown("executor", executor, EXECUTORS)
     at_a_time, chosen_seeds = _jobs(jobs), _seeds(seeds)
-    from ffcil.loggers import check_logs
     from ffcil.methods import load_methods
-    from ffcil.study import jobs_of, load_study, narrow
-    from ffcil.study_run import default_out, list_runs, make_executor, run_study
+    from ffcil.runs.loggers import check_logs
+    from ffcil.studies.execution import default_out, list_runs, make_executor, run_study
+    from ffcil.studies.study import jobs_of, load_study, narrow
 
     check_logs(listed(logs))
     found = load_study(recipe)

@@ -20,7 +20,7 @@ from ffcil.methods.learner import LearnerSettings, MethodConfig, register
 from ffcil.methods.wa import WA
 from ffcil.models.heads import GrowingLinear
 from ffcil.stream import Increment
-from ffcil.training import FitData, Rate, derive_seed, fit
+from ffcil.training.fit import FitData, Rate, derive_seed, fit
 
 
 class BiCConfig(ICaRLConfig):

@@ -16,8 +16,8 @@ from torch import Tensor
 from ffcil.losses import cross_entropy
 from ffcil.methods.aper import AdapterConfig
 from ffcil.methods.learner import LearnerSettings, MethodConfig, register
+from ffcil.methods.parts.step_adapters import AdaptersPerStep
 from ffcil.methods.simplecil import SCALE
-from ffcil.methods.step_adapters import AdaptersPerStep
 from ffcil.models.heads import GrowingCosine, cosine
 from ffcil.stream import Increment
 

@@ -17,7 +17,7 @@ from ffcil.losses import cross_entropy
 from ffcil.methods.finetune import Finetune
 from ffcil.methods.learner import LearnerSettings, MethodConfig, register
 from ffcil.stream import Increment
-from ffcil.training import derive_seed
+from ffcil.training.fit import derive_seed
 
 
 class EWCConfig(MethodConfig):

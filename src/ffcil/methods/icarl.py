@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ffcil.losses import cross_entropy, distillation
 from ffcil.methods.learner import MethodConfig, register
+from ffcil.methods.parts.teacher import Distilling
 from ffcil.methods.replay import Replay
-from ffcil.methods.teacher import Distilling
 
 
 class ICaRLConfig(MethodConfig):

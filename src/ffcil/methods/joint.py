@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ffcil.config import Phase
+from ffcil.config.settings import Phase
 from ffcil.methods.finetune import Finetune
 from ffcil.methods.learner import LearnerSettings, MethodConfig, register
 from ffcil.models.heads import GrowingLinear

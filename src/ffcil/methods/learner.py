@@ -17,15 +17,15 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ffcil.config import MemorySettings, Phase, RunConfig, Settings, TrainSettings, validate
+from ffcil.config.settings import MemorySettings, Phase, RunConfig, Settings, TrainSettings, validate
 from ffcil.data.augment import Augmentation
 from ffcil.data.ragged import Images
 from ffcil.errors import InputError, unknown
-from ffcil.feature_cache import FeatureCache
+from ffcil.methods.framework import Robustness
+from ffcil.methods.parts.feature_cache import FeatureCache
 from ffcil.models.resnet import BACKBONES, Backbone, build_backbone
-from ffcil.robustness import Robustness
 from ffcil.stream import Increment
-from ffcil.training import Engine, FitData, Progress, Rate, derive_seed, evaluating, fit
+from ffcil.training.fit import Engine, FitData, Progress, Rate, derive_seed, evaluating, fit
 
 Value = TypeVar("Value")
 Part = TypeVar("Part", bound=nn.Module)

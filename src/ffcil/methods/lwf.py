@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ffcil.losses import cross_entropy, distillation
 from ffcil.methods.learner import MethodConfig, register
-from ffcil.methods.teacher import Distilling
+from ffcil.methods.parts.teacher import Distilling
 
 
 class LwFConfig(MethodConfig):

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ffcil.losses import cross_entropy
 from ffcil.methods.learner import LearnerSettings, MethodConfig, register
-from ffcil.methods.step_adapters import StepAdapters, StepAdaptersConfig
+from ffcil.methods.parts.step_adapters import StepAdapters, StepAdaptersConfig
 from ffcil.models.heads import GrowingLinear, cosine
 from ffcil.stream import Increment
-from ffcil.training import Rate
+from ffcil.training.fit import Rate
 
 HEAD_DEVIATION = 0.02
 """of the head's fresh weights, as timm's heads have it: at a tenth of the rate it cannot unlearn a larger start"""

@@ -15,7 +15,7 @@ from ffcil.methods.learner import Learner, LearnerSettings, MethodConfig
 from ffcil.models.tuners import Tuning
 from ffcil.models.vit import UNTUNED, build_vit
 from ffcil.stream import Increment
-from ffcil.training import derive_seed
+from ffcil.training.fit import derive_seed
 
 VIT = "vit."
 """with which the names of the frozen network's weights begin"""

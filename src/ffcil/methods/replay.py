@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ffcil.losses import ClassCentres, cross_entropy
-from ffcil.memory import ExemplarMemory, unit
 from ffcil.methods.finetune import Finetune
 from ffcil.methods.learner import LearnerSettings, MethodConfig, register
+from ffcil.methods.parts.exemplars import ExemplarMemory, unit
 from ffcil.stream import Increment
 
 

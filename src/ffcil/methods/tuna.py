@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ffcil.losses import cross_entropy
 from ffcil.methods.learner import LearnerSettings, MethodConfig, register
-from ffcil.methods.step_adapters import StepAdapters, StepAdaptersConfig
+from ffcil.methods.parts.step_adapters import StepAdapters, StepAdaptersConfig
 from ffcil.models.heads import GrowingCosine, cosine
 from ffcil.stream import Increment
 

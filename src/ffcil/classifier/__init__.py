@@ -1,0 +1,1 @@
+"""The classifier that keeps learning from users' own images."""

@@ -1,0 +1,72 @@
+"""`teach`: a classifier in a folder learns step by step, and every step that is done stays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ffcil.classifier.classifier import LEARNING, MODEL, Classifier, Labelled
+from ffcil.config.settings import RunConfig
+from ffcil.data.sources import list_own
+from ffcil.errors import InputError
+from ffcil.methods.learner import complete
+from ffcil.runs.folder import locked
+from ffcil.runs.progress import Listener
+from ffcil.runs.run import exhaustion_told
+from ffcil.runs.stopping import Stop
+
+Notes = dict[str, Any]
+
+
+def teach(
+    folder: Path,
+    images: Sequence[Labelled],
+    config: RunConfig | None = None,
+    changes: Mapping[str, Any] | None = None,
+    device: str | None = None,
+    listener: Listener | None = None,
+) -> tuple[Classifier, list[Notes | None]]:
+    """Load the classifier in `folder`, with `changes` to its configuration, or make it of `config` where there is none;
+    let it learn step by step, and save it after each.
+
+    Returns:
+        the classifier, and what `learn` returned of each step, None of one that was learned before
+    """
+    if config is not None:
+        config = complete(config)
+        changes = config.model_dump(mode="json")  # of use where somebody else has made it meanwhile
+    _check(folder, images, config)
+    folder.mkdir(parents=True, exist_ok=True)
+    with exhaustion_told(folder), locked(folder, "wait for it"), Stop() as stop:
+        if config is None or (folder / MODEL).is_file():
+            classifier = Classifier.load(folder, device, changes)
+        else:
+            classifier = Classifier(config, device)
+        notes: list[Notes | None] = []
+        for place in images:
+            new = classifier.read(place)
+            if classifier.learned(new):
+                notes.append(None)
+                continue
+            notes.append(classifier.learn(new, folder, listener, stop))
+            classifier.save(folder)
+            stop.raise_if_told()
+    return classifier, notes
+
+
+def _check(folder: Path, images: Sequence[Labelled], config: RunConfig | None) -> None:
+    """A slip of the pen makes no folder, and does not go into one of images."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file: name a folder for the classifier.")
+    there = (folder / MODEL).is_file()
+    if not there and config is None:
+        raise InputError(f"There is no classifier in {folder}: give the configuration of a new one.")
+    if not there and folder.is_dir() and {path.name for path in folder.iterdir()} - {LEARNING, ".lock"}:
+        raise InputError(f"{folder} holds other things: name a folder for the classifier alone.")
+    for place in images:
+        if isinstance(place, str | Path):
+            path = Path(place).expanduser()
+            if folder.resolve().is_relative_to(path.resolve()):
+                raise InputError(f"{folder} lies among the images in {path}: name a folder elsewhere.")
+            list_own(path)

@@ -1,0 +1,1 @@
+"""Parts that methods are composed of."""

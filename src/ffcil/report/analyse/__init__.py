@@ -1,0 +1,1 @@
+"""Tables and statistics from records."""

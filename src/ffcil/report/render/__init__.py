@@ -1,0 +1,1 @@
+"""Markdown, LaTeX, figures and the page."""

@@ -1,0 +1,266 @@
+"""Still figures, for paper and slides (matplotlib). The suffix of a name is the format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ffcil.arrivals import Arrivals
+from ffcil.errors import InputError
+from ffcil.metrics import curve, step_accuracy
+from ffcil.report.analyse.class_sizes import class_points, mean_by_size
+from ffcil.report.analyse.curves import accuracy_range, colour, distinct_schedules, mean_curve, schedule_setting
+from ffcil.report.analyse.groups import Group, count, group_runs
+from ffcil.report.analyse.overhead import TIMES, Cost
+from ffcil.report.analyse.sweeps import Sweep
+from ffcil.report.analyse.tables import TEX_SYMBOLS, Metric, Row
+from ffcil.report.read.records import RunRecord, classifiers_of, settings_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FORMATS = (".svg", ".png", ".pdf")
+
+
+def plot_arrivals(arrivals: Arrivals, path: Path | str) -> Path:
+    """Draw a schedule: new classes at every step as bars, classes seen so far as a line. The suffix is the format."""
+    figure = _new_figure([path], (6.4, 3.8))
+    from matplotlib.ticker import MaxNLocator
+
+    total, bars = figure.subplots(2, 1, sharex=True, height_ratios=[2, 3])
+    steps = np.arange(1, len(arrivals.sizes) + 1)
+    total.plot(steps, np.cumsum(arrivals.sizes), color="0.35", marker="o", markersize=3, linewidth=1.2)
+    total.set(ylabel="Classes seen", title=_arrivals_title(arrivals))
+    total.set_ylim(0, 1.1 * sum(arrivals.sizes))
+    bars.bar(steps, arrivals.sizes, color=colour("Equ.T" if arrivals.kind == "equal" else "FF.org"), width=0.75)
+    if len(steps) <= 30:
+        for step, size in zip(steps, arrivals.sizes, strict=True):
+            bars.annotate(f"{size}", (step, size), (0, 2), textcoords="offset points", ha="center", fontsize=8)
+    bars.set(xlabel="Step", ylabel="New classes")
+    bars.set_ylim(0, 1.15 * max(arrivals.sizes))
+    bars.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
+    bars.yaxis.set_major_locator(MaxNLocator(integer=True))
+    _plain(total, bars)
+    return _save(figure, [path])
+
+
+def plot_curves(runs: Sequence[RunRecord], *paths: Path | str) -> Path:
+    """Draw accuracy against classes seen, a panel per dataset and method, with the schedules below it.
+
+    Thin lines are single runs, thick lines their mean; the classifier is the scored one. Only finished runs count.
+    """
+    return plot_group_curves(group_runs(run for run in runs if run.finished), *paths)
+
+
+def plot_group_curves(groups: Sequence[Group], *paths: Path | str) -> Path:
+    """Draw a panel for each group."""
+    if not groups:
+        raise InputError("None of these runs is finished; finish one to draw its curve.")
+    columns = min(3, len(groups))
+    rows = -(-len(groups) // columns)
+    figure = _new_figure(paths, (max(5.6, 4.2 * columns), 4.4 * rows))
+    for panel, group in zip(np.ravel(figure.subfigures(rows, columns, squeeze=False)), groups, strict=False):
+        schedules = distinct_schedules(group.runs)
+        curves, schedule = panel.subplots(2, 1, sharex=True, height_ratios=[4, 1 + 0.15 * len(schedules)])
+        _draw_curves(curves, group)
+        _draw_schedules(schedule, schedules)
+        _plain(curves, schedule)
+    return _save(figure, paths)
+
+
+def _draw_curves(axes: Axes, group: Group) -> None:
+    scored = classifiers_of(group.runs)[0]
+    runs = [run for run in group.runs if scored in run.tables]
+    for setting in settings_of(runs):
+        tables = [run.tables[scored] for run in runs if run.setting == setting]
+        for table in tables if len(tables) > 1 else []:
+            axes.plot(table.seen, curve(table), color=colour(setting), linewidth=0.8, alpha=0.4)
+        label = f"{setting}, {count(len(tables), 'run')}"
+        # Points mark steps; a mean over different schedules has none.
+        marker = "o" if len({table.seen for table in tables}) == 1 else None
+        axes.plot(*mean_curve(tables), color=colour(setting), linewidth=2, marker=marker, markersize=3, label=label)
+    axes.set_title(f"{group.method_label(scored)}\n{group.data_label}", fontsize=10)
+    axes.set_ylabel("Accuracy on all classes seen (%)")
+    axes.set_ylim(*accuracy_range(runs))
+    axes.grid(axis="y", linewidth=0.5, alpha=0.4)
+    axes.legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=8 if len(settings_of(runs)) < 5 else 6.5)
+
+
+def _draw_schedules(axes: Axes, schedules: dict[str, RunRecord]) -> None:
+    for row, run in enumerate(schedules.values()):
+        edges = [0, *np.cumsum(run.sizes)]
+        spans = [(start, end - start) for start, end in pairwise(edges)]
+        axes.broken_barh(
+            spans, (row - 0.4, 0.8), facecolor=colour(schedule_setting(run)), edgecolor="white", linewidth=1
+        )
+    axes.set_yticks(range(len(schedules)), list(schedules), fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel("Classes seen (each bar above is a step)")
+
+
+def plot_changes(rows: Sequence[Row], *paths: Path | str) -> Path:
+    """Draw drop and recovery of every scored row: bars are means, dots pairs of runs, whiskers t intervals."""
+    shown = [row for row in rows if row.scored and (row.drop("last") or row.recovery("last"))]
+    figure = _new_figure(paths, (9.6, 1.4 + 0.62 * len(shown)))
+    panels: list[Axes] = list(figure.subplots(1, 2, sharey=True))
+    for axes, (metric, symbol) in zip(panels, TEX_SYMBOLS.items(), strict=True):
+        for k, (setting, of, name) in enumerate((("FF.org", Row.drop, "drop"), ("FF.ours", Row.recovery, "recovery"))):
+            for place, row in enumerate(shown):
+                change = of(row, metric)
+                if change is None:
+                    continue
+                error = [[side] for side in change.whiskers] if any(change.whiskers) else None
+                y = place + 0.36 * k - 0.18
+                axes.barh(y, change.value, 0.34, color=colour(setting), alpha=0.8, xerr=error, ecolor="0.25", capsize=2)
+                axes.plot(change.differences, [y] * change.pairs, ".", color="0.2", markersize=4, zorder=3)
+            axes.barh(0, 0, color=colour(setting), alpha=0.8, label=name)  # for the legend, whichever rows have it
+        axes.axvline(0, color="0.3", linewidth=0.8)
+        axes.set_xlabel(f"Change of {symbol} (points)")
+        _plain(axes)
+    panels[0].set_yticks(range(len(shown)), [f"{row.label}\n{row.data_label}" for row in shown], fontsize=8)
+    panels[0].invert_yaxis()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False, fontsize=8)
+    return _save(figure, paths)
+
+
+def plot_sweeps(sweeps: Sequence[Sweep], *paths: Path | str) -> Path:
+    """Draw accuracy at every value of a field, a row a method: lines for alpha, bars for the order."""
+    figure = _new_figure(paths, (8.4, 0.3 + 3.1 * len(sweeps)))
+    known: dict[str, Any] = {}
+    for panels, sweep in zip(figure.subplots(len(sweeps), 2, squeeze=False), sweeps, strict=True):
+        for axes, (metric, symbol) in zip(panels, TEX_SYMBOLS.items(), strict=True):
+            _draw_sweep(axes, sweep, metric)
+            axes.set(xlabel=sweep.field, ylabel=f"{symbol} (%)")
+            axes.set_title(sweep.title, fontsize=8)
+            _plain(axes)
+        known |= dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
+    figure.legend(known.values(), known, loc="outside upper right", ncols=len(known), frameon=False, fontsize=8)
+    return _save(figure, paths)
+
+
+def _draw_sweep(axes: Axes, sweep: Sweep, metric: Metric) -> None:
+    places = np.arange(len(sweep.points))
+    for k, setting in enumerate(sweep.settings):
+        numbers = [row.number(setting, metric) for _, row in sweep.points]
+        means = np.array([n.mean if n else np.nan for n in numbers])
+        spread = np.array([n.std or 0.0 if n else 0.0 for n in numbers])
+        if sweep.field == "alpha":
+            style = ":" if setting.startswith("Equ") else "-"  # equal steps have no alpha
+            axes.errorbar(
+                places, means, spread, fmt=f"o{style}", color=colour(setting), capsize=2, markersize=4, label=setting
+            )
+        else:
+            width = 0.8 / len(sweep.settings)
+            aside = (k - (len(sweep.settings) - 1) / 2) * width
+            axes.bar(places + aside, means, width, yerr=spread, color=colour(setting), capsize=2, label=setting)
+    axes.set_xticks(places, [f"{value:g}" if isinstance(value, float) else str(value) for value in sweep.values])
+
+
+def plot_costs(costs: Sequence[Cost], *paths: Path | str) -> Path:
+    """Draw training and testing time with parts of the framework over the time without them; dots are pairs of runs."""
+    figure = _new_figure(paths, (9.6, 1.4 + 0.4 * len(costs)))
+    panels: list[Axes] = list(figure.subplots(1, 2, sharey=True))
+    for axes, phase in zip(panels, TIMES, strict=True):
+        for place, cost in enumerate(costs):
+            ratio = cost.ratio(phase)
+            if ratio is not None:
+                axes.barh(place, ratio, 0.6, color=colour("Equ.T"), alpha=0.7)
+                pairs = zip(cost.original[phase], cost.changed[phase], strict=True)
+                ratios = [after / before for before, after in pairs if before]
+                axes.plot(ratios, [place] * len(ratios), ".", color="0.2", markersize=4)
+        axes.axvline(1, color="0.3", linewidth=0.8, linestyle=":")
+        axes.set_xlabel(f"{phase.capitalize()} time, original = 1")
+        _plain(axes)
+    labels = [f"{c.group.title}, {c.schedule}, {c.group.data_label}\n{c.parts}" for c in costs]
+    panels[0].set_yticks(range(len(costs)), labels, fontsize=8)
+    panels[0].invert_yaxis()
+    return _save(figure, paths)
+
+
+def plot_memory(group: Group, *paths: Path | str) -> Path:
+    """Draw, for runs of one seed, the accuracy after each step (down) on the classes of each step so far (across)."""
+    runs = _one_seed(run for run in group.runs if run.scored in run.tables)
+    figure = _new_figure(paths, (3.1 * len(runs) + 0.9, 3.4))
+    panels = np.ravel(figure.subplots(1, len(runs), squeeze=False))
+    for axes, run in zip(panels, runs, strict=True):
+        table = run.tables[str(run.scored)]
+        extent = (0.5, len(table.sizes) + 0.5, len(table.sizes) + 0.5, 0.5)
+        image = axes.imshow(step_accuracy(table), vmin=0, vmax=100, cmap="viridis", extent=extent)
+        axes.set(xlabel="classes of step", ylabel="after step")
+        axes.set_title(f"{group.title}, {run.setting}, {run.seed_label}", fontsize=9)
+    figure.colorbar(image, ax=list(panels), label="Accuracy (%)", shrink=0.8)
+    return _save(figure, paths)
+
+
+def plot_class_sizes(groups: Sequence[Group], *paths: Path | str) -> Path:
+    """Draw accuracy by the size of a class's step, and beside it the same minus the same class under equal steps."""
+    figure = _new_figure(paths, (8.4, 3.1 * len(groups)))
+    for panels, group in zip(figure.subplots(len(groups), 2, squeeze=False), groups, strict=True):
+        scored = classifiers_of(group.runs)[0]
+        points = class_points(group.runs, scored)
+        for axes, paired in zip(panels, (False, True), strict=True):
+            for setting in settings_of(group.runs):
+                mine = [p for p in points if p.run.setting == setting and not (paired and setting == "Equ.T")]
+                means = mean_by_size(mine, paired)
+                heights = [mean for mean, _ in means.values()]
+                axes.plot(list(means), heights, "o-", color=colour(setting), markersize=4, label=setting)
+            axes.set_xlabel("New classes in the step of the class")
+            axes.set_ylabel("Minus equal steps (points)" if paired else "Accuracy at the end (%)")
+            _plain(axes)
+        panels[0].set_title(f"{group.method_label(scored)}\n{group.data_label}", fontsize=8)
+        panels[1].set_title("the same, minus the same class under equal steps", fontsize=8)
+        panels[1].axhline(0, color="0.3", linewidth=0.8)
+        panels[0].legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=7)
+    return _save(figure, paths)
+
+
+def _one_seed(runs: Iterable[RunRecord]) -> list[RunRecord]:
+    """The runs of the seeds that have the most settings: they show the settings side by side."""
+    by_seed: dict[tuple[int, int, int], list[RunRecord]] = {}
+    for run in runs:
+        by_seed.setdefault(run.seeds, []).append(run)
+    best = min(by_seed, key=lambda seeds: (-len(by_seed[seeds]), seeds))
+    order = settings_of(by_seed[best])
+    return sorted(by_seed[best], key=lambda run: order.index(run.setting))
+
+
+def _arrivals_title(arrivals: Arrivals) -> str:
+    made = [arrivals.kind.replace("-", " ").capitalize()]
+    if arrivals.kind == "free-flow":
+        made += [arrivals.order, f"alpha {arrivals.alpha:g}"] if arrivals.alpha is not None else [arrivals.order]
+    if arrivals.seed is not None:
+        made.append(f"seed {arrivals.seed}")
+    return f"{', '.join(made)}: {sum(arrivals.sizes)} classes in {len(arrivals.sizes)} steps"
+
+
+def _new_figure(paths: Sequence[Path | str], size: tuple[float, float]) -> Figure:
+    for path in paths:
+        if Path(path).suffix.lower() not in FORMATS:
+            raise InputError(f"Cannot draw {path}: the name must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    # A figure of its own, outside pyplot: no global state, and no window wherever this runs.
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _save(figure: Figure, paths: Sequence[Path | str]) -> Path:
+    for path in map(Path, paths):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The date is left out so that the same runs give the same file.
+        dated = {".svg": "Date", ".pdf": "CreationDate"}.get(path.suffix.lower())
+        figure.savefig(path, dpi=160, metadata={dated: None} if dated else None)
+        figure.set_layout_engine("none")  # the layout is found, which is half of the work
+    return Path(paths[0])
+
+
+def _plain(*axes: Axes) -> None:
+    for one in axes:
+        one.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,1 @@
+"""Many runs: the grid, the executors, the live view."""

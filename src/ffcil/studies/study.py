@@ -1,0 +1,311 @@
+"""`Study`: a grid of runs in YAML (methods x settings x seeds x any field), and the jobs that it resolves to."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field
+
+from ffcil.config.resolve import RECIPE_FILES, check_names, lay, parse_assignments, read_yaml, recipe_names, resolve
+from ffcil.config.settings import RunConfig, Seed, Settings, validate
+from ffcil.data.sources import SOURCES
+from ffcil.errors import InputError, unknown
+from ffcil.methods.learner import complete, find_method
+from ffcil.runs.checkpoint import write_whole
+from ffcil.runs.folder import identity
+from ffcil.studies.executors.job import Job
+
+SEEDS = ("class_seed", "arrival_seed", "train_seed")
+MOVES = {
+    "arrivals.sizes": "arrivals.kind",
+    "arrivals.trace": "arrivals.kind",
+    "memory.per_class": "memory.budget",
+}
+"""fields by another one that setting them moves too"""
+Fields = dict[str, Any]
+
+
+class Group(Settings):
+    """Methods that share recipes, settings and varied fields: one grid."""
+
+    recipes: tuple[str, ...] = Field(min_length=1)
+    """names of recipes, or YAML files: one for each data set"""
+    methods: tuple[str, ...] = Field(min_length=1)
+    settings: dict[str, Fields] = Field(min_length=1)
+    """by name, the fields that a setting lays on the recipe"""
+    vary: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+    """by dotted name, the values that a field takes"""
+
+
+class Study(Settings):
+    """Many runs. A seed s sets class_seed = arrival_seed = train_seed = s: the settings of a seed share the class
+    permutation and the spectrum with its order, and differ in nothing but what they say."""
+
+    title: str
+    about: str = ""
+    seeds: tuple[Seed, ...] = Field(min_length=1)
+    groups: tuple[Group, ...] = Field(min_length=1)
+    set: Fields = Field(default_factory=dict)
+    """fields laid on the recipe of every run"""
+    data: dict[str, str] = Field(default_factory=dict)
+    """by recipe, the file or folder of its data set; under the name `all` that of the others"""
+    alone: bool = False
+    """the runs measure time: they are made one after another"""
+    imports: tuple[str, ...] = ()
+    """Python files that register methods of one's own"""
+
+
+def study_names() -> list[str]:
+    folder = resources.files("ffcil.config.recipes") / "studies"
+    return sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml"))
+
+
+def load_study(name: str) -> Study:
+    """A study of the package by name, or any YAML file by path."""
+    if Path(name).suffix in (".yaml", ".yml"):
+        if not Path(name).is_file():
+            raise InputError(f"There is no study file {name!r}: name a file or one of: {', '.join(study_names())}.")
+        text = Path(name).read_bytes().decode("utf-8", errors="replace")
+    elif name in study_names():
+        text = (resources.files("ffcil.config.recipes") / "studies" / f"{name}.yaml").read_text(encoding="utf-8")
+    elif name in recipe_names():
+        raise InputError(f"{name!r} is the recipe of a run: `ffcil run {name}`; studies: {', '.join(study_names())}.")
+    else:
+        raise unknown("study", name, study_names())
+    content = read_yaml(f"Study {name!r}", text)
+    content.pop("shared", None)  # a place for YAML anchors
+    check_names(content, Study)
+    for group in content.get("groups") or []:
+        if isinstance(group, Mapping):
+            check_names(group, Group, "groups.")
+    return _absolute(validate(Study, content))
+
+
+def _absolute(study: Study) -> Study:
+    """Files by their whole paths: the study is the same from whatever folder it is continued."""
+    groups = (group.model_copy(update={"recipes": tuple(map(_recipe, group.recipes))}) for group in study.groups)
+    changed = {
+        "groups": tuple(groups),
+        "data": {_recipe(recipe): os.path.abspath(place) for recipe, place in study.data.items()},
+        "imports": tuple(map(os.path.abspath, study.imports)),
+    }
+    return study.model_copy(update=changed)
+
+
+def _recipe(name: str) -> str:
+    """A file by its whole path, a recipe of the package by its name."""
+    return os.path.abspath(name) if Path(name).suffix in RECIPE_FILES else name
+
+
+def narrow(
+    study: Study,
+    *,
+    datasets: Sequence[str] = (),
+    methods: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    assignments: Sequence[str] = (),
+    data: Sequence[str] = (),
+    imports: Sequence[str] = (),
+    called: str = "study",
+) -> Study:
+    """The study with what the command line changes.
+
+    `datasets` names recipes: groups that have one keep it and the others go; where no group has it, it takes the place
+    of every group's. `methods` keeps those that are named; one that no group has joins the groups of its kind (on a
+    pre-trained backbone or not), or all where no group is of its kind.
+    """
+    groups = _narrow_datasets(study, _narrow_methods(study, methods), [_recipe(name) for name in datasets])
+    changed: dict[str, Any] = {"groups": groups}
+    if seeds:
+        changed["seeds"] = tuple(dict.fromkeys(seeds))
+    over = parse_assignments(assignments)
+    for field in _dotted(over):
+        if owner := _set_by(study, field):
+            raise InputError(f"The {called} sets {owner} itself: drop --set {field}=..., or write a study of your own.")
+    changed["set"] = lay(study.set, over)
+    recipes = {*recipe_names(), *(recipe for group in groups for recipe in group.recipes)}
+    changed["data"] = {**study.data, **dict(_named_data(entry, recipes) for entry in data)}
+    changed["imports"] = tuple(dict.fromkeys((*study.imports, *imports)))
+    return _absolute(study.model_copy(update=changed))
+
+
+def _named_data(entry: str, recipes: AbstractSet[str]) -> tuple[str, str]:
+    recipe, equals, place = entry.partition("=")
+    return (_recipe(recipe), place) if equals and _recipe(recipe) in recipes else ("all", entry)
+
+
+def _narrow_datasets(study: Study, groups: Sequence[Group], names: Sequence[str]) -> tuple[Group, ...]:
+    if not names:
+        return tuple(groups)
+    known = {recipe for group in study.groups for recipe in group.recipes}
+    narrowed = []
+    for group in groups:
+        recipes = tuple(dict.fromkeys(name for name in names if name in group.recipes or name not in known))
+        if recipes:
+            narrowed.append(group.model_copy(update={"recipes": recipes}))
+    return tuple(narrowed)
+
+
+def _narrow_methods(study: Study, names: Sequence[str]) -> tuple[Group, ...]:
+    if not names:
+        return study.groups
+    known = {method for group in study.groups for method in group.methods}
+    kinds = {find_method(method).pretrained for method in known}
+    narrowed = []
+    for group in study.groups:
+        kind = find_method(group.methods[0]).pretrained
+        kept = [name for name in names if name in group.methods or (name not in known and _fits(name, kind, kinds))]
+        if kept:
+            narrowed.append(group.model_copy(update={"methods": tuple(dict.fromkeys(kept))}))
+    return tuple(narrowed)
+
+
+def _fits(method: str, kind: bool, kinds: AbstractSet[bool]) -> bool:
+    own = find_method(method).pretrained
+    return own == kind or own not in kinds
+
+
+def _dotted(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in fields.items():
+        if isinstance(value, Mapping) and value:
+            yield from _dotted(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key
+
+
+def _set_by(study: Study, field: str) -> str | None:
+    """The field that the study itself sets and that setting `field` would move."""
+    own = {"method", *SEEDS}
+    for group in study.groups:
+        own |= {*group.vary, *(name for fields in group.settings.values() for name in _dotted(fields))}
+    return next((name for name in sorted(own) if MOVES.get(name, name) == MOVES.get(field, field)), None)
+
+
+# --- the runs -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run's place in the grid."""
+
+    recipe: str
+    method: str
+    setting: str
+    fields: Fields
+    """that the setting lays on the recipe"""
+    varied: tuple[tuple[str, Any], ...]
+    seed: int
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """That tell it from others."""
+        varied = tuple(f"{field.rpartition('.')[2]}={value}" for field, value in self.varied)
+        return (Path(self.recipe).stem, self.method, self.setting, *varied, f"seed {self.seed}")
+
+    @property
+    def name(self) -> str:
+        """All words, whether they vary or not: a study that grows finds its earlier runs again."""
+        return re.sub(r"[^A-Za-z0-9.+-]+", "_", "-".join(self.words))
+
+    def config(self, over: Mapping[str, Any]) -> RunConfig:
+        seeds = dict.fromkeys(SEEDS, self.seed)
+        varied = [_nested(field, value) for field, value in self.varied]
+        try:
+            return complete(resolve(self.recipe, over, self.fields, *varied, {"method": self.method, **seeds}))
+        except InputError as error:
+            raise InputError(f"{' '.join(self.words)}: {error}") from error
+
+
+def _nested(field: str, value: Any) -> Fields:
+    *parents, leaf = field.split(".")
+    nested = {leaf: value}
+    for parent in reversed(parents):
+        nested = {parent: nested}
+    return nested
+
+
+def cells(study: Study) -> Iterator[Cell]:
+    """Seed by seed, so that a study that is broken off has whole rows."""
+    for seed, group in itertools.product(study.seeds, study.groups):
+        varied = [[(field, value) for value in values] for field, values in group.vary.items()]
+        grid = itertools.product(group.recipes, group.methods, itertools.product(*varied), group.settings.items())
+        for recipe, method, values, (setting, fields) in grid:
+            yield Cell(recipe, method, setting, fields, values, seed)
+
+
+def jobs_of(study: Study, out: Path, *, device: str | None = None, logs: Sequence[str] = ()) -> list[Job]:
+    """The runs of a study as jobs in `out/runs`, each once, every name checked."""
+    by_folder: dict[str, tuple[Cell, Job]] = {}
+    for cell in cells(study):
+        config, data = cell.config(study.set), _place(study, cell.recipe)
+        job = Job(
+            label=identity(config, data),
+            config=config,
+            folder=out / "runs" / f"{cell.name}-{identity(config, data)}",
+            recipe=cell.recipe,
+            data=data,
+            device=device,
+            imports=study.imports,
+            logs=tuple(logs),
+        )
+        by_folder.setdefault(job.folder.name, (cell, job))
+    if not by_folder:
+        raise InputError("Nothing is left of the study: no group has both the data set and a method that were named.")
+    return _labelled(by_folder.values())
+
+
+def _labelled(made: Collection[tuple[Cell, Job]]) -> list[Job]:
+    """By the words in which they differ; where these are the same, or none, by the hash in the folder's name too."""
+    common = set.intersection(*(set(cell.words) for cell, _ in made)) if len(made) > 1 else set()
+    labels = [" ".join(word for word in cell.words if word not in common) for cell, _ in made]
+    times = Counter(labels)
+    return [
+        replace(job, label=label if times[label] == 1 else f"{label or cell.setting} {job.label}")
+        for label, (cell, job) in zip(labels, made, strict=True)
+    ]
+
+
+def _place(study: Study, recipe: str) -> Path | None:
+    place = study.data.get(recipe, study.data.get("all"))
+    return None if place is None else Path(place).absolute()
+
+
+def missing_data(jobs: Iterable[Job]) -> list[str]:
+    """What is not here of the recipes' data sets, and how to get it."""
+    wanted = {job.recipe: SOURCES[job.config.dataset].find(job.data) for job in jobs if job.config.dataset in SOURCES}
+    return [f"{recipe}: {problem}" for recipe, problem in wanted.items() if problem]
+
+
+def write_study(study: Study, out: Path) -> None:
+    """The resolved study, as `out/study.yaml`: `ffcil study out/study.yaml` continues it. One that is there and has all
+    of this study's runs, and more, is left."""
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "study.yaml"
+    if path.exists() and _holds(path, study):
+        return
+    text = yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+    write_whole(path, text.encode())
+
+
+def _holds(path: Path, study: Study) -> bool:
+    """Whether the study in a file has every run of this one."""
+    try:
+        there = load_study(str(path))
+    except InputError:  # damaged, or of another version: it can go
+        return False
+    theirs, ours = list(cells(there)), list(cells(study))
+    return (
+        there.set == study.set
+        and {*study.imports} <= {*there.imports}
+        and all(cell in theirs and _place(there, cell.recipe) == _place(study, cell.recipe) for cell in ours)
+    )

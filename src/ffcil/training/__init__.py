@@ -1,0 +1,1 @@
+"""The training loop, and the engine that it runs on."""
