@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from conftest import coloured_images, small_config, write_colours
-from ffcil import stopping
 from ffcil.classifier.classifier import LEARNING, Classifier
 from ffcil.classifier.teaching import teach
 from ffcil.data.image_set import ImageSet
+from ffcil.runs import stopping
 from ffcil.runs.checkpoint import checkpoints
 from ffcil.runs.progress import Listener
 from ffcil.runs.run import Run
