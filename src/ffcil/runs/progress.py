@@ -1,4 +1,4 @@
-"""Listeners that show the progress of a run: bars in a terminal, plain lines elsewhere, and a file for other processes."""
+"""Listeners that show the progress of a run: in a terminal, in plain lines, and in a file for other processes."""
 
 from __future__ import annotations
 

@@ -17,8 +17,9 @@ _MESSAGE = b"ffcil: stopping at the end of the epoch; a second signal stops imme
 class Stop:
     """A context manager that holds back signals which would raise KeyboardInterrupt.
 
-    The training checks `requested` after every epoch, saves, and calls `raise_if_requested`. A second signal, or an epoch
-    that takes too long, raises immediately. In a thread, and for signals that have another handler, nothing changes.
+    The training checks `requested` after every epoch, saves, and calls `raise_if_requested`. A second signal, or an
+    epoch that takes too long, raises immediately. In a thread, and for signals that have another handler, nothing
+    changes.
     """
 
     def __init__(self) -> None:
