@@ -16,7 +16,7 @@ from conftest import AUGMENTATION, small_config, small_stream
 from ffcil.arrivals import given
 from ffcil.data.glyphs import CHARACTERS, draw_glyphs
 from ffcil.data.image_set import ImageSet
-from ffcil.methods.learner import Learner, build_learner
+from ffcil.methods import Learner, build_learner
 from ffcil.methods.moal import MoAL, pseudo_features
 from ffcil.methods.ranpac import RanPAC
 from ffcil.models.analytic import (

@@ -15,7 +15,7 @@ import pytest
 from conftest import small_config
 from ffcil.errors import InputError
 from ffcil.methods import find_method
-from ffcil.methods.framework import Robustness
+from ffcil.methods.framework import Framework
 from ffcil.report import load_run, load_runs
 from ffcil.report.read.records import read_runs
 from ffcil.runs.run import Run
@@ -115,7 +115,7 @@ def test_without_ha_the_framework_is_what_the_run_had(
     run = Run(config, tmp_path, data=colours, device="cpu")
     run.execute()
     learner = find_method(method)
-    assert Robustness.resolve(run.config, learner.own_alignment, learner.pretrained).alignment == (
+    assert Framework.resolve(run.config, learner.own_alignment, learner.pretrained).alignment == (
         "diwa" if setting == "FF.ours" else "none"
     )
     assert load_run(tmp_path).setting == setting

@@ -26,7 +26,7 @@ from ffcil.methods import METHODS
 from ffcil.report import load_run
 from ffcil.runs.folder import is_busy, locked
 from ffcil.runs.run import Run
-from ffcil.training.progress import Listener
+from ffcil.training.progress import FitProgress, Listener
 
 TIMING = ("seconds", "images_per_second")
 
@@ -58,12 +58,12 @@ def counts(folder: Path) -> dict[str, Any]:
 
 
 class Bomb(Listener):
-    """Breaks a run off after a number of epochs, or of records."""
+    """Interrupts a run after a number of epochs or records."""
 
     def __init__(self, epochs: int = 0, steps: int = 0) -> None:
         self.epochs, self.steps = epochs, steps
 
-    def epoch_done(self, epoch: int, loss: float, images_per_second: float) -> None:
+    def epoch_done(self, progress: FitProgress) -> None:
         self.epochs -= 1
         if self.epochs == 0:
             raise KeyboardInterrupt
@@ -105,13 +105,13 @@ def test_the_data_are_called_by_their_whole_folder(tmp_path: Path, colours: Path
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["data"] == "birds.v2"
 
 
-def test_every_look_at_images_is_told(tmp_path: Path, colours: Path) -> None:
-    """Batches of training, the last of them filled up; then untouched images: of classes for their means, to test."""
+def test_every_pass_over_images_is_reported(tmp_path: Path, colours: Path) -> None:
+    """Training batches, the last one filled up; then the passes over images for class means and for testing."""
 
     class Hears(Listener):
         looks: ClassVar[list[tuple[int, int]]] = []
 
-        def looked_at(self, done: int, total: int) -> None:
+        def images_done(self, done: int, total: int) -> None:
             self.looks.append((done, total))
 
     settings = config(method="replay", arrivals={"sizes": [2]}, evaluate_batch=15)
