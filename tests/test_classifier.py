@@ -12,7 +12,7 @@ from PIL import Image
 from torch.utils.data import Dataset, Subset
 
 from conftest import coloured_images, small_config, write_colours
-from ffcil.arrivals import given
+from ffcil.arrivals import given_arrivals
 from ffcil.classifier.classifier import LEARNING, MODEL, Classifier
 from ffcil.classifier.teaching import teach
 from ffcil.config.settings import RunConfig
@@ -50,7 +50,7 @@ def scores_of_a_stream(config: RunConfig, images: ImageSet, test: ImageSet) -> t
     """By the same learner that has all images before it, as in a run."""
     augmentation = augmentation_of(config, own_augmentation(SIDE))
     learner = build_learner(config, augmentation, Engine.create("cpu", config.train))
-    for increment in Stream(images, test, given(SIZES), class_seed=None):
+    for increment in Stream(images, test, given_arrivals(SIZES), class_seed=None):
         learner.learn(increment)
     scored = learner.classifiers[0]
     with torch.no_grad():

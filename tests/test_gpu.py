@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ffcil.arrivals import given
+from ffcil.arrivals import given_arrivals
 from ffcil.classifier.classifier import Classifier
 from ffcil.config.resolve import resolve
 from ffcil.config.settings import RunConfig
@@ -36,7 +36,7 @@ def make_stream(sizes: Sequence[int] = (4, 1, 3)) -> Stream:
     images = torch.randint(0, 256, (320, 3, 32, 32), generator=generator, dtype=torch.uint8)
     labels = torch.arange(320) % 8
     split = ImageSet(images, labels, tuple("abcdefgh"))
-    return Stream(split, split, given(sizes), None)
+    return Stream(split, split, given_arrivals(sizes), None)
 
 
 def config(method: str = "icarl", **train: object) -> RunConfig:
@@ -235,7 +235,7 @@ def test_positions_beyond_32_bits_on_the_gpu() -> None:
 
 def test_a_captured_step_over_photographs_trains_as_an_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
     split = ImageSet(make_photographs(320), torch.arange(320) % 8, tuple("abcdefgh"))
-    monkeypatch.setitem(globals(), "make_stream", lambda sizes: Stream(split, split, given(sizes), None))
+    monkeypatch.setitem(globals(), "make_stream", lambda sizes: Stream(split, split, given_arrivals(sizes), None))
     monkeypatch.setitem(globals(), "CIFAR100_AUGMENTATION", CROPPED)
     _, losses = learn(config(graph=True))
     _, expected = learn(config(graph=False))

@@ -87,13 +87,13 @@ def arrivals(
     kind = _kind(kind, sizes, trace, classes, steps)
     classes, steps = 100 if classes is None else classes, 10 if steps is None else steps
     if kind == "equal":
-        made = schedules.equal(classes, steps)
+        made = schedules.equal_arrivals(classes, steps)
     elif kind == "half":
-        made = schedules.half(classes, steps)
+        made = schedules.half_arrivals(classes, steps)
     elif kind == "free-flow":
         made = schedules.free_flow(classes, steps, smallest, largest, alpha, order or "jumbled", seed)
     elif kind == "given":
-        made = schedules.given(_sizes(sizes), order or "given", seed)
+        made = schedules.given_arrivals(_sizes(sizes), order or "given", seed)
     else:
         if trace is None:
             raise InputError("Arrivals from a trace need its file: add --trace FILE.csv.")
