@@ -170,6 +170,7 @@ def run(
     """Run one configuration; started again, it continues where it was, and a finished run does nothing."""
     from ffcil.config.resolve import not_carried_over, parse_assignments, resolve
 
+    import_methods(imports)
     config = resolve(recipe, parse_assignments(assignments or []))
     if unused := not_carried_over(recipe):
         print(f"ffcil: of {recipe} not carried over: {', '.join(unused)}.", file=sys.stderr)
@@ -179,7 +180,6 @@ def run(
     from ffcil.runs.progress import Noted, Several, Shown, pace
     from ffcil.runs.run import Run
 
-    import_methods(imports)
     listener = Several(Shown(Console(stderr=True)), Noted(), *listeners(listed(logs), config))
     made = Run(config, out, data=data, device=device, threads=threads, listener=listener)
     if dry_run:

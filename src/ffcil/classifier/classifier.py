@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ffcil.config.resolve import build_config, lay
+from ffcil.config.resolve import build_config, merge_overrides
 from ffcil.config.settings import RunConfig
 from ffcil.data.image_set import ImageSet
 from ffcil.data.own_images import DEFAULT_SIZE, own_augmentation
@@ -312,7 +312,7 @@ class Classifier:
                 f"The classifier in {folder} is of method {config['method']!r}, which is not known here: add --import "
                 "FILE."
             )
-        changed = build_config(lay(config, changes or {}))
+        changed = build_config(merge_overrides(config, changes or {}))
         differing = [key for key, value in changed.model_dump(mode="json").items() if value != config.get(key, value)]
         if fixed := sorted(set(differing) - {*CHANGEABLE, *MEANINGLESS}):
             raise InputError(

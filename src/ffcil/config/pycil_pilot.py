@@ -137,7 +137,7 @@ def is_foreign(content: Mapping[str, Any]) -> bool:
     return "model_name" in content and bool({"init_cls", "prefix"} & content.keys())
 
 
-def translated(
+def translate(
     content: Mapping[str, Any], what: str, overrides: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[str, dict[str, Any]]:
     """The recipe of the same published setting, and the fields in which the file differs; `what` names the file.
