@@ -456,9 +456,11 @@ def test_one_picture_many_times_and_a_strip(tmp_path: Path) -> None:
     config = small_config(method="replay", image_size=96, train={"first": {"epochs": 1}, "later": {"epochs": 1}})
     large = Classifier(config, "cpu")
     large.learn(tmp_path / "all")
-    with pytest.raises(InputError, match=r"Input 1 cannot be used \(it is more than 16 times as long as wide\)"):
+    with pytest.raises(
+        InputError, match=r"Input 1 cannot be used \(its long side is more than 16 times its short side\)"
+    ):
         large.predict([strip])
-    with pytest.raises(InputError, match=r"strip\.png \(it is more than 16 times as long as wide\)"):
+    with pytest.raises(InputError, match=r"strip\.png \(its long side is more than 16 times its short side\)"):
         large.predict([tmp_path / "strip.png"])
 
 

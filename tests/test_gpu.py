@@ -17,7 +17,7 @@ from ffcil.config.settings import RunConfig
 from ffcil.data.augment import Draws
 from ffcil.data.autoaugment import PolicyName
 from ffcil.data.image_set import ImageSet
-from ffcil.data.placement import placed
+from ffcil.data.placement import place
 from ffcil.data.ragged import RaggedImages, image_sizes
 from ffcil.data.resized_crop import ResizedCrop
 from ffcil.data.sources import CIFAR100_AUGMENTATION
@@ -257,7 +257,7 @@ def test_a_store_that_does_not_fit_is_read_from_the_host() -> None:
     device = torch.device("cuda")
     sizes = torch.tensor([[40, 60], [70, 50], [64, 64]])
     pixels = torch.randint(0, 256, (int(3 * sizes.prod(1).sum()),), dtype=torch.uint8)
-    there, here = placed(pixels, device), placed(pixels, device, room=0)
+    there, here = place(pixels, device), place(pixels, device, room=0)
     before = torch.cuda.memory_allocated()
     assert here.device.type == "cuda"
     assert torch.equal(here, there)
@@ -274,7 +274,7 @@ def test_a_store_that_does_not_fit_is_read_from_the_host() -> None:
     assert torch.equal(captured, wanted)
     assert torch.cuda.memory_allocated() - before < 2**24
     large = torch.randint(0, 256, (100, 3, 32, 32), dtype=torch.uint8)
-    assert torch.equal(placed(large, device, room=1000).cpu(), large)
+    assert torch.equal(place(large, device, room=1000).cpu(), large)
     del here, stores
 
 

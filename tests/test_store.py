@@ -147,7 +147,7 @@ def test_what_cannot_be_read_is_named_all_at_once_and_leaves_nothing(tmp_path: P
     (root / "class 1" / "cut off.jpg").write_bytes(content[: len(content) // 2])
     (root / "class 1" / "text.jpg").write_text("no image")
     Image.new("RGB", (LONGEST * 10 + 1, 10)).save(root / "class 1" / "thread.png")
-    named = r"4 image\(s\) cannot be read.*zero bytes\.jpg.*cut off\.jpg.*text\.jpg.*thread\.png.*times as long"
+    named = r"4 image\(s\) cannot be read.*zero bytes\.jpg.*cut off\.jpg.*text\.jpg.*thread\.png.*times its short side"
     with pytest.raises(InputError, match=named) as error:
         load_dataset("folder", root, 112)
     assert "BytesIO" not in str(error.value)

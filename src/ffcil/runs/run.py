@@ -17,18 +17,18 @@ from numpy.typing import NDArray
 
 from ffcil import metrics
 from ffcil.arrivals import Arrivals
-from ffcil.runs.checkpoint import checkpoints, load_state, remove_drafts, save_checkpoint, write_whole
 from ffcil.config.settings import RunConfig
 from ffcil.data.augment import Augmentation
 from ffcil.data.sources import DataSet, load_dataset
-from ffcil.runs.environment import describe_environment
 from ffcil.errors import InputError
-from ffcil.methods.parts.exemplars import ExemplarMemory
 from ffcil.methods import find_method
 from ffcil.methods.learner import Learner, build_learner, complete
+from ffcil.methods.parts.exemplars import ExemplarMemory
 from ffcil.models.vit import published_normalisation
-from ffcil.runs.progress import Listener
+from ffcil.runs.checkpoint import checkpoints, load_state, remove_drafts, save_checkpoint, write_whole
+from ffcil.runs.environment import describe_environment
 from ffcil.runs.folder import Counts, RunFolder, identity, locked
+from ffcil.runs.progress import Listener
 from ffcil.runs.stopping import Stop
 from ffcil.stream import Increment, Stream
 from ffcil.training.fit import Engine, Progress
@@ -229,7 +229,7 @@ def exhaustion_told(folder: Path) -> Iterator[None]:
 def augmentation_of(config: RunConfig, augmentation: Augmentation) -> Augmentation:
     """A data set's own, as the configuration changes it."""
     if config.train.augment == "none":
-        augmentation = augmentation.still()
+        augmentation = augmentation.without_randomness()
     elif config.train.augment == "auto":
         augmentation = replace(augmentation, auto=True)
     normalise = config.normalise
