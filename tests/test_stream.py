@@ -54,7 +54,7 @@ def test_the_order_of_seed_1993_is_the_published_one() -> None:
 
 
 def test_too_many_classes() -> None:
-    with pytest.raises(InputError, match="bring 7 classes, but the data set has 5"):
+    with pytest.raises(InputError, match="have 7 classes, but the data set has 5"):
         Stream(labelled([1] * 5), labelled([1] * 5), given_arrivals([3, 4]), 0)
 
 
@@ -84,5 +84,5 @@ def test_images_of_no_class_stay_out() -> None:
 
 def test_training_and_test_classes_must_agree() -> None:
     one, other = labelled([1, 1]), labelled([1, 1])
-    with pytest.raises(InputError, match="name different classes"):
+    with pytest.raises(InputError, match="different class names"):
         Stream(one, ImageSet(other.images, other.labels, ("b", "a")), given_arrivals([2]), None)
