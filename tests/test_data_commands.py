@@ -235,7 +235,7 @@ def test_a_store_that_lost_something_is_noticed(ffcil_data: Command, tmp_path: P
         status, out, err = ffcil_data("data", command, str(root))
         assert (status, out, err.count("\n")) == (2, "", 1)
         assert "is damaged (" in err
-        assert "remove it, and it will be created again" in err
+        assert "remove it to create it again" in err
 
 
 def test_files_that_are_no_images_by_name_are_told(ffcil_data: Command, tmp_path: Path) -> None:

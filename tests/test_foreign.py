@@ -251,10 +251,19 @@ def test_what_is_laid_on_top_counts(tmp_path: Path) -> None:
     [
         ({"model_name": "foster"}, "uses the method 'foster', which ffcil does not support: .* tagfex, tuna, wa"),
         ({"dataset": "cifar10"}, "uses data set 'cifar10', which ffcil does not support under this name"),
-        ({"convnet_type": "cosine_resnet32"}, "'icarl' with the network 'cosine_resnet32', which ffcil does not support"),
-        ({"model_name": "simplecil"}, "'simplecil' with the network 'resnet32', which ffcil does not support: use a ViT"),
+        (
+            {"convnet_type": "cosine_resnet32"},
+            "'icarl' with the network 'cosine_resnet32', which ffcil does not support",
+        ),
+        (
+            {"model_name": "simplecil"},
+            "'simplecil' with the network 'resnet32', which ffcil does not support: use a ViT",
+        ),
         ({"model_name": "ranpac", "convnet_type": "vit_large_patch16_224"}, "'vit_large_patch16_224', which ffcil"),
-        ({"model_name": "ranpac", "convnet_type": "pretrained_vit_b16_224"}, "images of the wrong size for its network"),
+        (
+            {"model_name": "ranpac", "convnet_type": "pretrained_vit_b16_224"},
+            "images of the wrong size for its network",
+        ),
         ({"dataset": "cifar224"}, "images of the wrong size for its network: use cifar100 or imagenet100"),
         ({"memory_size": 0}, "has memory_size 0, but 'icarl' needs exemplars"),
         ({"fixed_memory": True, "memory_per_class": None}, "has memory_per_class None"),

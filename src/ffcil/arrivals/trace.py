@@ -16,8 +16,7 @@ _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def steps_of_trace(path: Path, window: str | float) -> list[list[str]]:
-    """Names of the classes that arrive within each window of time, in order of arrival; windows without any are left
-    out."""
+    """Names of the classes of each window of time in order of arrival, without empty windows."""
     rows, timestamps = _read_trace(path)
     length = _window_length(window, timestamps)
     rows.sort(key=lambda row: row[0])  # stable: classes of the same time stay in file order
@@ -35,16 +34,12 @@ def _read_trace(path: Path) -> tuple[list[tuple[Fraction, str]], bool]:
     line_of_format: dict[str, int] = {}  # the first line with a time of this format
     for line, row in body:
         if len(row) != len(header):
-            raise InputError(
-                f"Line {line} of {path} has {len(row)} fields, but the header has {len(header)}: correct the line."
-            )
+            raise InputError(f"Line {line} of {path} has {len(row)} fields, not {len(header)}: correct the line.")
         label = row[label_column]
         if not label:
             raise InputError(f"Line {line} of {path} has no class name: add the name or delete the line.")
         if label in line_of_class:
-            raise InputError(
-                f"Class {label!r} is in {path} twice, on lines {line_of_class[label]} and {line}: keep one of them."
-            )
+            raise InputError(f"Class {label!r} is in {path} on lines {line_of_class[label]} and {line}: keep one.")
         time, time_format = _parse_time(row[time_column], f"line {line} of {path}")
         times.append(time)
         line_of_class[label] = line
@@ -84,9 +79,7 @@ def _parse_time(text: str, where: str) -> tuple[Fraction, str]:
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        raise InputError(
-            f"The time {text!r} on {where} is neither a number nor a timestamp such as 2024-05-31T14:00:00."
-        ) from None
+        raise InputError(f"The time {text!r} on {where} is neither a number nor like 2024-05-31T14:00:00.") from None
     zoned = time.utcoffset() is not None
     epoch = datetime(1970, 1, 1, tzinfo=UTC if zoned else None)
     seconds = Fraction((time - epoch) // timedelta(microseconds=1), 1_000_000)

@@ -43,12 +43,7 @@ _PRETRAINED = {
     "aper_adapter": "aper",
     **{name: name for name in ("ease", "fecam", "mos", "ranpac", "simplecil", "tuna")},
 }
-_BACKBONES = {
-    "resnet32": "resnet32",
-    "memo_resnet32": "resnet32",
-    "resnet18": "resnet18",
-    "memo_resnet18": "resnet18",
-}
+_BACKBONES = {f"{prefix}{name}": name for name in ("resnet32", "resnet18") for prefix in ("", "memo_")}
 _VITS = {"": "vit_base_patch16_224.augreg_in21k_ft_in1k", "_in21k": "vit_base_patch16_224.augreg_in21k"}
 """Current names of the weights of vit_base_patch16_224 and vit_base_patch16_224_in21k in timm 0.6.12."""
 _VIT_NAME = re.compile(r"(?:pretrained_vit_b16_224|vit_base_patch16_224)(_in21k)?(?:_adapter|_ease|_mos|_tuna)?")
@@ -77,21 +72,12 @@ _OPTIONS = {
         "contrast_kd_factor": "contrastive_distillation_weight",
     },
 }
+_PHASE = ("epochs", "learning_rate", "milestones", "decay", "weight_decay")
+_FIRST_PHASE = ("init_epoch", "init_lr", "init_milestones", "init_lr_decay", "init_weight_decay")
+_LATER_PHASE = ("epochs", "lrate", "milestones", "lrate_decay", "weight_decay")
 _PHASES = {
-    "first": {
-        "init_epoch": "epochs",
-        "init_lr": "learning_rate",
-        "init_milestones": "milestones",
-        "init_lr_decay": "decay",
-        "init_weight_decay": "weight_decay",
-    },
-    "later": {
-        "epochs": "epochs",
-        "lrate": "learning_rate",
-        "milestones": "milestones",
-        "lrate_decay": "decay",
-        "weight_decay": "weight_decay",
-    },
+    "first": dict(zip(_FIRST_PHASE, _PHASE, strict=True)),
+    "later": dict(zip(_LATER_PHASE, _PHASE, strict=True)),
 }
 _TUNING = {"tuned_epoch": "epochs", "init_lr": "learning_rate", "weight_decay": "weight_decay"}
 _EASE_PHASES = {
@@ -107,29 +93,18 @@ _IRRELEVANT = (
 """Settings that are translated elsewhere, or that have no effect on the results."""
 _SAME_AS_FFCIL: dict[str, Any] = {
     "optimizer": "sgd",
-    "min_lr": 0,
-    "drop": 0,
-    "drop_path": 0,
-    "reinit_optimizer": True,
-    "ensemble": True,
     "ca_storage_efficient_method": "covariance",
-    "use_RP": True,
-    "use_simplecil": False,
-    "train_adaptive": False,
     "t_max": None,
-    "trans_cls_factor": 1,
-    "transfer_factor": 1,
     "infonce_kd_temp": 0.2,
     "init_interpolation_factor": 0.95,
     "ta_convnet_type": "resnet18",
     "aug": 2,
-    "use_diagonal": False,
-    "use_init_ptm": False,
-    "beta": 0,
-    "use_old_data": False,
-    "use_reweight": True,
-    "moni_adam": False,
     "adapter_num": -1,
+    **dict.fromkeys(("trans_cls_factor", "transfer_factor"), 1),
+    **dict.fromkeys(("min_lr", "drop", "drop_path", "beta"), 0),
+    **dict.fromkeys(("reinit_optimizer", "ensemble", "use_RP", "use_reweight"), True),
+    **dict.fromkeys(("use_simplecil", "train_adaptive", "use_diagonal", "use_init_ptm"), False),
+    **dict.fromkeys(("use_old_data", "moni_adam"), False),
 }
 """Values that agree with the behaviour of ffcil."""
 

@@ -165,13 +165,7 @@ def _square(images: Images) -> Tensor:
 
 
 def _cut_out(pixels: Tensor, side: int, centre: Tensor) -> None:
-    """Blacken a square of each image in place.
-
-    Args:
-        pixels: Images, [B, 3, H, W].
-        side: Side of the square in pixels.
-        centre: Centre of the square as a fraction of H and W, in [0, 1), [B, 2].
-    """
+    """Blacken a square of each image ([B, 3, H, W]) in place; `centre` is a fraction of H and W in [0, 1), [B, 2]."""
     # If the side is even, the drawn pixel is the first one after the middle.
     middle = (side - 1) / 2 - side // 2
     inside = []

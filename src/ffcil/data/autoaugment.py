@@ -76,13 +76,8 @@ def draw_operations(policy: Policy, n: int, generator: torch.Generator) -> Tenso
 
 
 def auto_augment(pixels: Tensor, policy: Policy, operations: Tensor) -> Tensor:
-    """Apply two operations to each image and return a new tensor.
-
-    Args:
-        pixels: Integers in 0 .. 255, like the result, float32 [B, 3, H, W].
-        policy: Sub-policies.
-        operations: Result of `draw_operations`, int64 [B, 2].
-    """
+    """Apply two operations (int64 [B, 2], from `draw_operations`) to each image (float32 [B, 3, H, W]); images and
+    result are integers in 0 .. 255."""
     tables = _tables(policy, pixels.shape[2], pixels.shape[3], pixels.device)
     first, second = operations.unbind(1)
     # An operation either recolours or moves the pixels of an image. Both steps can therefore share one move, between
@@ -91,9 +86,6 @@ def auto_augment(pixels: Tensor, policy: Policy, operations: Tensor) -> Tensor:
     pixels = _recolour(pixels, tables, first, blends)
     pixels = _move(pixels, tables, first, second)
     return _recolour(pixels, tables, second, blends)
-
-
-# --- parameters that do not depend on the images -------------------------------------------------------------------
 
 
 class _Tables(NamedTuple):
@@ -213,9 +205,6 @@ def _curve(name: str, magnitude: float) -> Tensor:
     return levels
 
 
-# --- operations on images -------------------------------------------------------------------------------------------
-
-
 def _move(pixels: Tensor, tables: _Tables, first: Tensor, second: Tensor) -> Tensor:
     """Move the pixels by both steps at once: the source of the second step is looked up in that of the first."""
     after = tables.sources.index_select(0, tables.map.index_select(0, second))[:, :-1]
@@ -225,14 +214,8 @@ def _move(pixels: Tensor, tables: _Tables, first: Tensor, second: Tensor) -> Ten
 
 
 def _recolour(pixels: Tensor, tables: _Tables, operation: Tensor, blends: bool) -> Tensor:
-    """Recolour by one step: a curve for every image and channel, then a blend with the grey or smoothed image.
-
-    Args:
-        pixels: Images, [B, 3, H, W].
-        tables: Parameters of the operations.
-        operation: Operation of each image, int64 [B].
-        blends: Whether the policy has operations that blend.
-    """
+    """Recolour images by the `operation` (int64 [B]) of one step: a curve for every image and channel, then, if the
+    policy `blends`, a blend with the grey or smoothed image."""
     red, green, blue = (pixels * tables.luma).split(1, 1)
     grey = (red + green).add_(blue).floor_()  # [B, 1, H, W]; a fixed order, because truncation depends on it
     levels = pixels.flatten(2).long()  # [B, 3, H * W]
@@ -252,14 +235,8 @@ def _image_curves(
 ) -> Tensor:
     """New value of each grey level of each channel of each image, [B, 3, 256].
 
-    Args:
-        pixels: Images, [B, 3, H, W].
-        levels: The pixels as int64, [B, 3, H * W].
-        grey: Grey images, [B, 1, H, W].
-        of_mean: Weight of the mean brightness, [B, 1].
-        tables: Parameters of the operations.
-        operation: Operation of each image, int64 [B].
-    """
+    `levels` are the pixels as int64 [B, 3, H * W], `grey` the grey images [B, 1, H, W], and `of_mean` is the weight of
+    the mean brightness [B, 1]."""
     # The sum is exact up to 256 x 256 pixels; in larger images, rounding may change a grey level. The divisor is a
     # tensor because CUDA would multiply by the rounded inverse of a Python number.
     total = grey.sum((2, 3))  # [B, 1]

@@ -111,13 +111,9 @@ def decode_to_store(
 ) -> Store:
     """The store of training and test images; they are decoded at most once per `key`, then memory-mapped.
 
-    Args:
-        key: Name of the store.
-        images: Function that returns the `count` images; called only if they must be decoded.
-        count: Number of images.
-        decode: Decoder of one image.
-        planar: Whether images are stored as [3, height, width] instead of [height, width, 3].
-        skip_bad: Whether to leave out unreadable images instead of raising `UnreadableImages`.
+    `images` returns `count` images and is called only if they must be decoded. Images are stored as [3, height, width]
+    if `planar`, else as [height, width, 3]. With `skip_bad`, unreadable images are left out; otherwise they are an
+    error.
     """
 
     def write(folder: Path) -> None:

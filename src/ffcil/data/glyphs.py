@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, features
 from torch import Tensor
 from torch.nn import functional as F
-from torchvision.utils import make_grid
 
 from ffcil.data.augment import Augmentation
 from ffcil.data.cache import cached_arrays
@@ -281,13 +280,3 @@ def _blurred(image: Tensor, amount: Tensor) -> Tensor:
     blurred = tall[..., 1:, :] + tall[..., :-1, :]
     blurred = blurred[..., 1:, :] + blurred[..., :-1, :]
     return torch.lerp(image, blurred / 16, amount)
-
-
-def contact_sheet(path: str | Path, columns: int = 20, rows: int = 10, zoom: int = 3, seed: int = 0) -> None:
-    """Write a sheet of `rows` x `columns` images, one class after another, to `path`."""
-    each = -(-rows * columns // len(CHARACTERS))
-    images = torch.from_numpy(draw_glyphs(CHARACTERS, each, seed)).view(len(CHARACTERS), each, 3, SIZE, SIZE)
-    in_turn = images.transpose(0, 1).flatten(0, 1)[: rows * columns]
-    enlarged = in_turn.repeat_interleave(zoom, 2).repeat_interleave(zoom, 3)
-    sheet = make_grid(enlarged, nrow=columns, padding=2 * zoom, pad_value=255)
-    Image.fromarray(sheet.permute(1, 2, 0).numpy()).save(path)

@@ -25,9 +25,6 @@ def listing_of(train: Samples, test: Samples, class_names: Sequence[str], ignore
     return Listing.of_files([path for path, _ in both], labels, parts, tuple(class_names), ignored)
 
 
-# --- folders of classes ---------------------------------------------------------------------------------------------
-
-
 def find_folder(root: Path | None) -> Path:
     if root is None:
         raise InputError(f"Data set 'folder' needs images: give with --data {FORM}.")
@@ -116,9 +113,6 @@ def _splits(root: Path) -> tuple[Path | None, Path | None]:
 
 def list_train_test(root: Path) -> Listing:
     return list_splits(root / "train", root / "test")
-
-
-# --- layouts of published data sets -----------------------------------------------------------------------------------
 
 
 def list_imagenet100(root: Path) -> Listing:

@@ -55,15 +55,10 @@ class ResizedCrop:
             raise ValueError(f"ratio must be two positive numbers, the smaller one first, not {self.ratio}")
 
     def draw(self, sizes: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw boxes for images of the given sizes.
+        """Draw boxes for images of the given sizes (height and width, int64 [n, 2]).
 
-        Args:
-            sizes: Height and width, int64 [n, 2].
-            generator: Source of random numbers.
-
-        Returns:
-            Top, left, height and width, int64 [n, 4], distributed like `RandomResizedCrop.get_params` of torchvision;
-            [n, 0] if the crop is not random.
+        Returns top, left, height and width, int64 [n, 4], distributed like `RandomResizedCrop.get_params` of
+        torchvision; [n, 0] if the crop is not random.
         """
         device, n = generator.device, len(sizes)
         if not self.random:
@@ -151,12 +146,8 @@ def resample(
     """Resize parts of images to one size: float32 [B, 3, size, size], integers in 0 .. 255.
 
     Args:
-        store: Images.
-        rows: Images to use, int64 [B].
         box: Top, left, height and width of the part, [B, 4].
         within: Box of the pixels that may be read, integers [B, 4]; border pixels are repeated beyond it.
-        flip: Whether to flip horizontally, bool [B].
-        size: Side of the result in pixels.
         finish: Function applied in place to each part of the result.
     """
     place, pixels = locate(store, rows), flat_pixels(store)

@@ -147,15 +147,10 @@ def enlarged(augmentation: Augmentation, size: int) -> Augmentation:
     return replace(augmentation, padding=0, brightness=0.0, crop=crop)
 
 
-# --- glyphs ---------------------------------------------------------------------------------------------------------
-
-
 def _load_glyphs(root: Path | None, image_size: int | None, skip_bad: bool) -> DataSet:
     train, test = glyphs()
     return DataSet(train, test, GLYPHS_AUGMENTATION)
 
-
-# --- CIFAR-100 ----------------------------------------------------------------------------------------------------
 
 CIFAR100_AUGMENTATION = Augmentation(mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761))
 
@@ -204,9 +199,6 @@ def _load_cifar100(named: Path | None, image_size: int | None, skip_bad: bool) -
         for split in splits
     )
     return DataSet(train, test, CIFAR100_AUGMENTATION)
-
-
-# --- images in files ------------------------------------------------------------------------------------------------
 
 
 def _listed(list_images: ListImages, image_size: int | None, usual: int, smallest_crop: float = SMALLEST_CROP) -> Load:

@@ -64,17 +64,8 @@ def _reporting_damage(folder: Path) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-    ) as error:  # errors that damaged files cause
-        raise InputError(
-            f"The store {folder} is damaged ({error}): remove it, and it will be created again."
-        ) from error
+    except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"The store {folder} is damaged ({error}): remove it to create it again.") from error
 
 
 def _about(folder: Path) -> dict[str, Any]:
@@ -145,9 +136,7 @@ class StoreDraft:
         paths = [self.folder / _pixels(part) for part in PARTS]
         for path in paths:
             path.touch()
-        if any(
-            path.stat().st_size < length for path, length in zip(paths, wanted, strict=True)
-        ):  # after a power failure
+        if any(path.stat().st_size < size for path, size in zip(paths, wanted, strict=True)):  # after a power failure
             self.sizes, self.bad, entries, wanted = tuple(array("q") for _ in PARTS), [], [], [0, 0]
         for path, length in zip(paths, wanted, strict=True):
             with path.open("r+b") as file:
