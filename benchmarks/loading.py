@@ -33,7 +33,7 @@ from ffcil.config.resolve import resolve
 from ffcil.data.augment import Augmentation, Draws
 from ffcil.data.cache import cached_folder
 from ffcil.data.own_images import TRAIN, Listing, own_augmentation, stratified
-from ffcil.data.placement import placed
+from ffcil.data.placement import place
 from ffcil.data.ragged import Images, RaggedImages, image_sizes
 from ffcil.data.tables import list_parquet
 from ffcil.runs.environment import describe_environment
@@ -191,7 +191,7 @@ def main() -> None:
     assert isinstance(train.images, RaggedImages)
     stores = {"store": FromStore(train.images.to(engine.device), augmentation, options.batch)}
     if engine.device.type == "cuda":
-        pixels = placed(train.images.pixels, engine.device, room=0)
+        pixels = place(train.images.pixels, engine.device, room=0)
         on_host = RaggedImages(pixels, train.images.offsets.to(engine.device), train.images.sizes.to(engine.device))
         stores["store_on_host"] = FromStore(on_host, augmentation, options.batch)
     encoded = encoded_images(listing, (WARM_UP + 1 + options.batches) * options.batch)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ffcil.arrivals import given
+from ffcil.arrivals import given_arrivals
 from ffcil.config.resolve import resolve
 from ffcil.config.settings import RunConfig
 from ffcil.data.image_set import ImageSet
@@ -38,7 +38,7 @@ def noise(images: int) -> Stream:
     total = images * len(SIZES)
     pixels = torch.randint(0, 256, (total, 3, 32, 32), generator=generator, dtype=torch.uint8)
     split = ImageSet(pixels, torch.arange(total) % sum(SIZES), tuple(map(str, range(sum(SIZES)))))
-    return Stream(split, split, given(SIZES), class_seed=None)
+    return Stream(split, split, given_arrivals(SIZES), class_seed=None)
 
 
 def configuration(method: str, reduction: str, epochs: int, backbone: str | None) -> RunConfig:

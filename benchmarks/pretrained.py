@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ffcil.arrivals import given
+from ffcil.arrivals import given_arrivals
 from ffcil.config.resolve import resolve
 from ffcil.config.settings import RunConfig
 from ffcil.data.augment import Augmentation
@@ -38,7 +38,7 @@ def noise(per_step: int, side: int, steps: int = STEPS) -> Stream:
         0, 256, (total, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
     )
     split = ImageSet(pixels, torch.arange(total) * 2 * steps // total, tuple(map(str, range(2 * steps))))
-    return Stream(split, split, given([2] * steps), class_seed=None)
+    return Stream(split, split, given_arrivals([2] * steps), class_seed=None)
 
 
 def configuration(options: argparse.Namespace, method: str, **fields: Any) -> RunConfig:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ffcil.arrivals import given
+from ffcil.arrivals import given_arrivals
 from ffcil.config.resolve import resolve
 from ffcil.data.image_set import ImageSet
 from ffcil.data.sources import CIFAR100_AUGMENTATION
@@ -40,7 +40,7 @@ def random_stream(images: int) -> Stream:
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (images, 3, 32, 32), generator=generator, dtype=torch.uint8)
     split = ImageSet(pixels, torch.arange(images) % 60, tuple(map(str, range(60))))
-    return Stream(split, split, given([50, 10]), class_seed=None)
+    return Stream(split, split, given_arrivals([50, 10]), class_seed=None)
 
 
 def measure(variant: dict[str, Any], stream: Stream, device: str, epochs: int) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 python scripts/pretrain_glyph_vit.py --device cpu --minutes 22
 python scripts/pretrain_glyph_vit.py --device cuda --minutes 25 --characters 800 --images-per-class 1500 --batch 512
 
-Writes the weights (half precision, without the classifier) and beside them a log with the command, the characters, a
-line an epoch and the figures seen. What to choose is chosen by the characters that are held out of the training; the
-figures on the benchmark's characters are a report at the end.
+Writes the weights (half precision, without the classifier) and a log with the command, the characters, one line per
+epoch and the results. Decisions are based on characters held out of the training; the results on the characters of the
+benchmark are only reported at the end.
 """
 
 from __future__ import annotations
@@ -40,33 +40,33 @@ from ffcil.models.glyph_vit import glyph_vit, glyph_vit_weights
 from ffcil.runs.environment import describe_environment
 from ffcil.training.fit import Engine
 
-KINDS = {"Lu", "Ll", "Lo", "Nd", "So", "Sc", "Po"}  # Unicode's letters, digits, symbols, currencies, punctuation
-PATTERNS = ("BRAILLE", "BOX ", "BLOCK", "SHADE", "QUADRANT", "ARROW", "HEXAGRAM")  # a dot or a bar more or less
-# what the benchmark's symbols show: a hollow heart or open scissors would be too near
+KINDS = {"Lu", "Ll", "Lo", "Nd", "So", "Sc", "Po"}  # letters, digits, symbols, currencies, punctuation
+PATTERNS = ("BRAILLE", "BOX ", "BLOCK", "SHADE", "QUADRANT", "ARROW", "HEXAGRAM")  # differ by a dot or a bar
+# objects of the benchmark's symbols: a hollow heart or open scissors would be too similar
 THINGS = {"STAR", "SUN", "HEART", "CLUB", "DIAMOND", "NOTE", "FACE", "TELEPHONE", "UMBRELLA", "AIRPLANE"}
 THINGS |= {"SCISSOR", "ANCHOR", "KNIGHT"}
-UPRIGHT = ("DejaVuSans", "DejaVuSerif", "STIXGeneral")  # the faces in which drawings are compared
-LIKE_BENCHMARK, LIKE_OTHER = 0.55, 0.6  # shared ink over all ink from which a character is left out
-HELD_OUT = 15  # one of so many characters is not trained on
+UPRIGHT = ("DejaVuSans", "DejaVuSerif", "STIXGeneral")  # faces in which characters are compared
+LIKE_BENCHMARK, LIKE_OTHER = 0.55, 0.6  # overlap (shared ink over all ink) from which a character is excluded
+HELD_OUT = 15  # one of 15 characters is held out
 SEED = 0
 
 AUGMENTATION = Augmentation(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), padding=2, flip=False, brightness=0.2)
-WARM_UP = 0.04  # share of the training
-EASY = 0.4  # share of the training in which some images are eased
+WARM_UP = 0.04  # fraction of the training
+EASY = 0.4  # fraction of the training in which some images are simplified
 WEIGHT_DECAY = 0.05
 LARGEST_GRADIENT = 1.0
-SCALE = 16.0  # of the cosines that are the logits, at the start
+SCALE = 16.0  # initial scale of the cosine logits
 
 
 def candidates() -> list[str]:
-    """Characters of the fonts that the benchmark does not use, nor in the other case, nor with a mark; shuffled."""
+    """Shuffled characters of the fonts, without those of the benchmark in either case or with a diacritic."""
     used = {form for character in CHARACTERS for form in (character, character.lower(), character.upper())}
     found = []
     for character in map(chr, range(0x21, 0xFFF0)):
         name = unicodedata.name(character, "")
         if not name or unicodedata.category(character) not in KINDS or {character, character.lower()} & used:
             continue
-        # É is composed, Đ is not, but is a D "with stroke"
+        # É is composed; Đ is not, but its name contains "with stroke"
         composed = unicodedata.decomposition(character) or " WITH " in name
         shown = {word.rstrip("S") for word in name.split()} & THINGS
         if composed or shown or any(pattern in name for pattern in PATTERNS):
@@ -79,20 +79,20 @@ def candidates() -> list[str]:
 
 
 def drawings(character: str) -> NDArray[np.float32]:
-    """In the upright faces that have the character, however large it is there: 0 or 1, [faces, 1024]."""
+    """Binary drawings of a character in the upright faces, scaled to one size: [faces, 1024]."""
     masks = [glyph_mask(character, face) for face in UPRIGHT if face in faces_with(character)]
     coarse = np.stack(masks).reshape(-1, 32, 2, 32, 2).mean((2, 4)) > 127
     return coarse.reshape(len(masks), -1).astype(np.float32)
 
 
 def likeness(some: NDArray[np.float32], others: NDArray[np.float32]) -> float:
-    """The most that a drawing of `some` is like one of `others`: shared ink over all ink."""
+    """Largest overlap of a drawing of `some` with one of `others`: shared ink over all ink."""
     shared = some @ others.T
     return float((shared / (some.sum(1)[:, None] + others.sum(1) - shared)).max())
 
 
 def choose_characters(at_most: int) -> list[str]:
-    """Candidates that look neither like one of the benchmark's characters, in any of three faces, nor like another."""
+    """Candidates that resemble neither a character of the benchmark, in any of three faces, nor each other."""
     benchmark = np.concatenate([drawings(character) for character in CHARACTERS])
     chosen: list[str] = []
     kept = np.empty((0, benchmark.shape[1]), np.float32)
@@ -113,8 +113,8 @@ def _draw_part(arguments: tuple[list[str], int, int]) -> NDArray[np.uint8]:
 
 
 def draw(characters: Sequence[str], per_class: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Images (uint8, [N, 3, 32, 32]) and labels, drawn by as many processes as there are cores."""
-    # Parts of a fixed size, whose characters clutter each other's images: the same images on any number of cores.
+    """Draw images (uint8, [N, 3, 32, 32]) and labels with one process per core."""
+    # Parts of a fixed size give the same images on any number of cores.
     parts = [list(characters[k : k + 20]) for k in range(0, len(characters), 20)]
     with multiprocessing.get_context("spawn").Pool(min(len(parts), os.cpu_count() or 1)) as pool:
         images = np.concatenate(pool.map(_draw_part, [(part, per_class, seed) for part in parts], chunksize=1))
@@ -122,7 +122,7 @@ def draw(characters: Sequence[str], per_class: int, seed: int) -> tuple[Tensor, 
 
 
 class Classifier(nn.Module):
-    """Logits are scaled cosines of standardised features: much like what the nearest class mean will be asked for."""
+    """Scaled cosines of standardised features, similar to a nearest-mean classifier."""
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class Classifier(nn.Module):
 
 @torch.no_grad()
 def standardised(net: VisionTransformer, classifier: Classifier) -> VisionTransformer:
-    """A copy whose features are already what the classifier makes of them: its last norm takes on the scaling."""
+    """A copy with the standardisation of the classifier merged into its last norm."""
     copy, known = deepcopy(net), classifier.standardise
     assert known.running_mean is not None
     assert known.running_var is not None
@@ -149,12 +149,12 @@ def standardised(net: VisionTransformer, classifier: Classifier) -> VisionTransf
 
 @torch.no_grad()
 def initialise(net: VisionTransformer) -> None:
-    """Larger weights than timm's, from which the loss was still that of chance after 350 steps; not so from these."""
+    """Initialise with larger weights than timm, with which the loss stayed at chance level for 350 steps."""
     for module in net.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
     nn.init.normal_(net.pos_embed, std=0.5)
-    # The deviation of the pixels is about 0.25 and their mean 0.5: start as if they came standardised.
+    # Pixels have a deviation of about 0.25 and a mean of 0.5; start as if they were standardised.
     projection = net.patch_embed.proj
     projection.weight.mul_(4)
     projection.bias.sub_(0.5 * projection.weight.sum((1, 2, 3)))
@@ -169,7 +169,7 @@ def features(net: nn.Module, images: Tensor, device: torch.device) -> Tensor:
 
 
 def nearest_mean_accuracy(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> float:
-    """Percent of the test features ([N, D] with labels) whose nearest mean of training features is their class's."""
+    """Nearest-mean accuracy in percent; features are [N, D] with labels."""
     (known, labels), (asked, truth) = train, test
     sums = torch.zeros(int(labels.max()) + 1, known.shape[1]).index_add_(0, labels, known)
     means = sums / labels.bincount()[:, None]
@@ -178,7 +178,7 @@ def nearest_mean_accuracy(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tens
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Characters not trained on, by whose nearest class mean a change to this script is judged."""
+    """Held-out characters, whose nearest-mean accuracy is used to compare versions of this script."""
 
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
@@ -194,7 +194,7 @@ class HeldOut:
 
 @dataclass
 class Budget:
-    """How much of the training is done: by the clock, or by the epochs."""
+    """Progress of the training, measured in time or in epochs."""
 
     minutes: float | None
     epochs: int | None
@@ -211,17 +211,17 @@ class Budget:
 
 
 def rate_factor(done: float) -> float:
-    """Linear warm-up, then a cosine down to 0."""
+    """Factor of the learning rate: linear warm-up, then cosine to 0."""
     if done < WARM_UP:
         return max(done, 1e-4) / WARM_UP
     return 0.5 * (1 + math.cos(math.pi * min(1.0, (done - WARM_UP) / (1 - WARM_UP))))
 
 
-def eased(images: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """Some images as grey ones of how far a pixel's brightness is from the usual in its image.
+def simplified(images: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """Replace a random share of the images by the distance of each pixel's brightness from the median of its image.
 
-    So a character is bright on dark, whatever its colours. They are meant as the easier beginning; what they are worth
-    has not been measured apart.
+    The character is then bright on a dark background. This makes the start of the training easier; its effect was not
+    measured separately.
     """
     brightness = images.mean(1, keepdim=True)
     away = (brightness - brightness.flatten(1).median(1).values[:, None, None, None]).abs()
@@ -235,69 +235,77 @@ def batches(count: int, batch: int, generator: torch.Generator) -> Iterator[Tens
     return iter(order[: count // batch * batch].view(-1, batch))
 
 
-def train(
-    net: VisionTransformer,
-    data: tuple[Tensor, Tensor],
-    held_out: HeldOut,
-    engine: Engine,
-    arguments: argparse.Namespace,
-) -> tuple[VisionTransformer, list[dict[str, float]]]:
-    """Classification of all characters that are not held out; the trained network, and a line an epoch."""
-    device = engine.device
-    images, labels = data[0].to(device), data[1].to(device)
-    classifier = Classifier(net.num_features, int(labels.max()) + 1).to(device)
-    matrices = [p for p in net.parameters() if p.ndim > 1] + [classifier.weight]
-    vectors = [p for p in net.parameters() if p.ndim <= 1] + [classifier.scale]
-    optimiser = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}],
-        lr=arguments.learning_rate,
-        fused=True,
-    )
-    generator = torch.Generator(device).manual_seed(SEED)
-    batch = min(arguments.batch, len(labels))
-    budget = Budget(arguments.minutes, arguments.epochs, len(labels) // batch)
-    lines: list[dict[str, float]] = []
-    while budget.done < 1:
-        total, hits, steps = torch.zeros((), device=device), torch.zeros((), device=device), 0
-        net.train()
-        for rows in batches(len(labels), batch, generator):
-            if budget.done >= 1:
+class Trainer:
+    """Training of the network and a classifier on images (uint8) and labels."""
+
+    def __init__(
+        self, net: VisionTransformer, data: tuple[Tensor, Tensor], engine: Engine, arguments: argparse.Namespace
+    ) -> None:
+        self.net, self.engine, self.learning_rate = net, engine, arguments.learning_rate
+        self.images, self.labels = (part.to(engine.device) for part in data)
+        self.classifier = Classifier(net.num_features, int(self.labels.max()) + 1).to(engine.device)
+        matrices = [p for p in net.parameters() if p.ndim > 1] + [self.classifier.weight]
+        vectors = [p for p in net.parameters() if p.ndim <= 1] + [self.classifier.scale]
+        self.parameters = [*matrices, *vectors]
+        self.optimiser = torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}],
+            lr=arguments.learning_rate,
+            fused=True,
+        )
+        self.generator = torch.Generator(engine.device).manual_seed(SEED)
+        self.batch = min(arguments.batch, len(self.labels))
+        self.budget = Budget(arguments.minutes, arguments.epochs, len(self.labels) // self.batch)
+
+    def epoch(self) -> dict[str, float]:
+        """Train for one epoch, or until the budget is used; returns the mean loss and the accuracy in percent."""
+        total, hits = torch.zeros(2, device=self.engine.device)
+        steps = 0
+        self.net.train()
+        for rows in batches(len(self.labels), self.batch, self.generator):
+            if self.budget.done >= 1:
                 break
             start = time.perf_counter()
-            for group in optimiser.param_groups:
-                group["lr"] = arguments.learning_rate * rate_factor(budget.done)
-            seen = AUGMENTATION.train(images, rows, AUGMENTATION.draw(batch, generator))
-            if budget.done < EASY:
-                seen = eased(seen, 1 - budget.done / EASY, generator)
-            with engine.autocast():
-                encoded = net(seen)
-            logits = classifier(encoded)  # not in half precision: cosines would be coarse
-            loss = F.cross_entropy(logits, labels[rows])
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_([*matrices, *vectors], LARGEST_GRADIENT)
-            optimiser.step()
-            total += loss.detach()
-            hits += (logits.detach().argmax(1) == labels[rows]).sum()
+            loss, correct = self.step(rows)
+            total += loss
+            hits += correct
             steps += 1
-            budget.steps += 1
-            budget.seconds += time.perf_counter() - start
-        lines.append(
-            {
-                "epoch": len(lines) + 1,
-                "loss": round(total.item() / steps, 4),
-                "accuracy": round(100 * hits.item() / (steps * batch), 2),
-                "held_out_nearest_mean": round(held_out.accuracy(standardised(net, classifier), device), 2),
-                "images": budget.steps * batch,
-                "seconds": round(budget.seconds, 1),
-            }
-        )
+            self.budget.steps += 1
+            self.budget.seconds += time.perf_counter() - start
+        accuracy = 100 * hits.item() / (steps * self.batch)
+        return {"loss": round(total.item() / steps, 4), "accuracy": round(accuracy, 2)}
+
+    def step(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Train on one batch; returns the loss and the number of correct predictions."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.learning_rate * rate_factor(self.budget.done)
+        inputs = AUGMENTATION.train(self.images, rows, AUGMENTATION.draw(self.batch, self.generator))
+        if self.budget.done < EASY:
+            inputs = simplified(inputs, 1 - self.budget.done / EASY, self.generator)
+        with self.engine.autocast():
+            encoded = self.net(inputs)
+        logits = self.classifier(encoded)  # in float32, because cosines need the precision
+        loss = F.cross_entropy(logits, self.labels[rows])
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.parameters, LARGEST_GRADIENT)
+        self.optimiser.step()
+        return loss.detach(), (logits.detach().argmax(1) == self.labels[rows]).sum()
+
+
+def train(trainer: Trainer, held_out: HeldOut) -> tuple[VisionTransformer, list[dict[str, float]]]:
+    """Train until the budget is used; returns the network and one line per epoch."""
+    budget, lines = trainer.budget, []
+    while budget.done < 1:
+        figures = trainer.epoch()
+        accuracy = held_out.accuracy(standardised(trainer.net, trainer.classifier), trainer.engine.device)
+        progress = {"images": budget.steps * trainer.batch, "seconds": round(budget.seconds, 1)}
+        lines.append({"epoch": len(lines) + 1, **figures, "held_out_nearest_mean": round(accuracy, 2), **progress})
         print(json.dumps(lines[-1]), flush=True)
-    return standardised(net, classifier), lines
+    return standardised(trainer.net, trainer.classifier), lines
 
 
 def benchmark_figures(net: nn.Module, random: nn.Module, device: torch.device, per_class: int) -> dict[str, Any]:
-    """Nearest class mean on all classes of the data set `glyphs`: a report, by which nothing is chosen."""
+    """Nearest-mean accuracy on all classes of the data set `glyphs`, for the report only."""
     train, test = glyphs(per_class, max(1, per_class // 4))
 
     def raw(images: Tensor) -> Tensor:
@@ -319,22 +327,26 @@ def benchmark_figures(net: nn.Module, random: nn.Module, device: torch.device, p
 def save(net: VisionTransformer, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file({key: value.detach().cpu().half().contiguous() for key, value in net.state_dict().items()}, path)
-    path.chmod(0o644)  # safetensors writes for the owner alone, and a package would carry that on
+    path.chmod(0o644)  # safetensors makes the file readable for the owner only
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--minutes", type=float, help="of training, by the clock (default 22)")
-    length.add_argument("--epochs", type=int, help="of training, instead of minutes; two such runs are the same")
-    parser.add_argument("--characters", type=int, default=300, help="at most so many, held-out ones included")
+    length.add_argument("--minutes", type=float, help="duration of the training (default 22)")
+    length.add_argument(
+        "--epochs", type=int, help="epochs of the training instead of minutes; gives reproducible results"
+    )
+    parser.add_argument("--characters", type=int, default=300, help="maximal number, including held-out ones")
     parser.add_argument("--images-per-class", type=int, default=300)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--threads", type=int, default=1, help="of a CPU run; steps this small gain little from more")
-    parser.add_argument("--benchmark-images", type=int, default=200, help="a class, for the report's class means")
-    parser.add_argument("--out", type=Path, default=glyph_vit_weights(), help="a .safetensors file")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads; more hardly help for such small steps")
+    parser.add_argument(
+        "--benchmark-images", type=int, default=200, help="images per class for the class means of the report"
+    )
+    parser.add_argument("--out", type=Path, default=glyph_vit_weights(), help="output file (.safetensors)")
     parsed = parser.parse_args(arguments)
     if parsed.minutes is None and parsed.epochs is None:
         parsed.minutes = 22.0
@@ -350,7 +362,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     characters = choose_characters(parsed.characters)
     trained = [character for k, character in enumerate(characters) if k % HELD_OUT]
     held_out = [character for k, character in enumerate(characters) if not k % HELD_OUT]
-    print(f"{len(trained)} characters to train on, {len(held_out)} held out", flush=True)
+    print(f"{len(trained)} characters for training, {len(held_out)} held out", flush=True)
     start = time.perf_counter()
     data = draw(trained, parsed.images_per_class, seed=SEED)
     judge = HeldOut.draw(held_out)
@@ -358,8 +370,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     random, net = glyph_vit().to(engine.device), glyph_vit().to(engine.device)
     initialise(net)
-    net, lines = train(net, data, judge, engine, parsed)
-    net.load_state_dict({key: value.half() for key, value in net.state_dict().items()})  # report on what is written
+    net, lines = train(Trainer(net, data, engine, parsed), judge)
+    net.load_state_dict({key: value.half() for key, value in net.state_dict().items()})  # evaluate the saved precision
     figures = benchmark_figures(net, random, engine.device, parsed.benchmark_images)
     print(json.dumps(figures), flush=True)
 

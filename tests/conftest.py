@@ -13,7 +13,7 @@ import torch
 from hypothesis import settings
 from PIL import Image
 
-from ffcil.arrivals import given
+from ffcil.arrivals import given_arrivals
 from ffcil.config.resolve import resolve
 from ffcil.config.settings import RunConfig
 from ffcil.data.augment import Augmentation
@@ -51,7 +51,7 @@ def coloured_images(per_class: Sequence[int], seed: int) -> ImageSet:
 def small_stream(sizes: Sequence[int], per_class: Sequence[int] | None = None) -> Stream:
     per_class = per_class or [16] * sum(sizes)
     train, test = coloured_images(per_class, 1), coloured_images([8] * len(per_class), 2)
-    return Stream(train, test, given(sizes), class_seed=None)
+    return Stream(train, test, given_arrivals(sizes), class_seed=None)
 
 
 def small_config(**overrides: Any) -> RunConfig:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from conftest import AUGMENTATION, small_config, small_stream
-from ffcil.arrivals import given
+from ffcil.arrivals import given_arrivals
 from ffcil.data.glyphs import CHARACTERS, draw_glyphs
 from ffcil.data.image_set import ImageSet
 from ffcil.methods import Learner, build_learner
@@ -294,7 +294,7 @@ def test_ranpac_learns() -> None:
 
     config, as_pretrained = small_config(method="ranpac"), replace(AUGMENTATION, mean=(0.0,) * 3, std=(1.0,) * 3)
     learner = build_learner(config, as_pretrained, Engine.create("cpu", config.train))
-    for increment in Stream(drawn(16, 0), drawn(8, 1), given([1, 3, 2]), class_seed=None):
+    for increment in Stream(drawn(16, 0), drawn(8, 1), given_arrivals([1, 3, 2]), class_seed=None):
         learner.learn(increment)
         table = evaluate(learner, increment)["analytic"]
     assert np.trace(table) / table.sum() > 0.8

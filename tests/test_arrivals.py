@@ -18,7 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from ffcil.arrivals import Arrivals, equal, free_flow, from_trace, given, half
+from ffcil.arrivals import Arrivals, equal_arrivals, free_flow, from_trace, given_arrivals, half_arrivals
 from ffcil.errors import InputError
 
 quick = settings(deadline=None, max_examples=80)
@@ -43,20 +43,23 @@ def feasible(draw: st.DrawFn) -> tuple[int, int, int, int]:
 @quick
 def test_equal_sizes_differ_by_at_most_one_with_the_larger_first(classes: int, data: st.DataObject) -> None:
     steps = data.draw(st.integers(1, classes))
-    arrivals = equal(classes, steps)
+    arrivals = equal_arrivals(classes, steps)
     assert (arrivals.classes, arrivals.steps, arrivals.kind) == (classes, steps, "equal")
     assert max(arrivals.sizes) - min(arrivals.sizes) <= 1
     assert list(arrivals.sizes) == sorted(arrivals.sizes, reverse=True)
 
 
 def test_half_holds_half_of_the_classes_first() -> None:
-    assert half(100, 6).sizes == (50, 10, 10, 10, 10, 10)
-    assert half(196, 4).sizes == (98, 33, 33, 32)
-    assert half(7, 3).sizes == (4, 2, 1)
-    assert half(2, 2).sizes == (1, 1)
+    assert half_arrivals(100, 6).sizes == (50, 10, 10, 10, 10, 10)
+    assert half_arrivals(196, 4).sizes == (98, 33, 33, 32)
+    assert half_arrivals(7, 3).sizes == (4, 2, 1)
+    assert half_arrivals(2, 2).sizes == (1, 1)
 
 
-@pytest.mark.parametrize(("make", "classes", "steps"), [(equal, 5, 6), (equal, 1, 2), (half, 10, 7), (half, 3, 9)])
+@pytest.mark.parametrize(
+    ("make", "classes", "steps"),
+    [(equal_arrivals, 5, 6), (equal_arrivals, 1, 2), (half_arrivals, 10, 7), (half_arrivals, 3, 9)],
+)
 def test_too_many_steps_says_how_many_would_do(make: Any, classes: int, steps: int) -> None:
     with pytest.raises(InputError) as error:
         make(classes, steps)
@@ -68,19 +71,19 @@ def test_too_many_steps_says_how_many_would_do(make: Any, classes: int, steps: i
 
 def test_given_sizes_in_every_order() -> None:
     sizes = [3, 1, 7, 7, 2, 30]
-    assert given(sizes).sizes == tuple(sizes)
-    assert given(sizes, "ascending").sizes == (1, 2, 3, 7, 7, 30)
-    assert given(sizes, "descending").sizes == (30, 7, 7, 3, 2, 1)
-    jumbled = [given(sizes, "jumbled", seed) for seed in range(20)]
+    assert given_arrivals(sizes).sizes == tuple(sizes)
+    assert given_arrivals(sizes, "ascending").sizes == (1, 2, 3, 7, 7, 30)
+    assert given_arrivals(sizes, "descending").sizes == (30, 7, 7, 3, 2, 1)
+    jumbled = [given_arrivals(sizes, "jumbled", seed) for seed in range(20)]
     assert all(Counter(each.sizes) == Counter(sizes) for each in jumbled)
     assert len({each.sizes for each in jumbled}) > 10
-    assert given(sizes, "jumbled", 3) == jumbled[3]
-    assert (given(sizes).seed, given(sizes, "ascending", 5).seed, jumbled[3].seed) == (None, None, 3)
-    assert given(np.array(sizes)) == given(size for size in sizes)
+    assert given_arrivals(sizes, "jumbled", 3) == jumbled[3]
+    assert (given_arrivals(sizes).seed, given_arrivals(sizes, "ascending", 5).seed, jumbled[3].seed) == (None, None, 3)
+    assert given_arrivals(np.array(sizes)) == given_arrivals(size for size in sizes)
 
 
 def test_boundaries_count_the_classes_seen() -> None:
-    assert given([3, 1, 7]).boundaries == (3, 4, 11)
+    assert given_arrivals([3, 1, 7]).boundaries == (3, 4, 11)
 
 
 # The free-flow spectrum
@@ -98,7 +101,7 @@ def test_sum_bounds_and_orders(setting: tuple[int, int, int, int], alpha: float,
     assert list(ascending.sizes) == sorted(jumbled.sizes)
     assert descending.sizes == ascending.sizes[::-1]
     assert free_flow(*setting, alpha, "jumbled", seed) == jumbled
-    assert given(ascending.sizes, "jumbled", seed).sizes == jumbled.sizes
+    assert given_arrivals(ascending.sizes, "jumbled", seed).sizes == jumbled.sizes
     assert (jumbled.kind, jumbled.alpha, jumbled.smallest, jumbled.largest) == ("free-flow", alpha, smallest, largest)
 
 
@@ -106,7 +109,7 @@ def test_sum_bounds_and_orders(setting: tuple[int, int, int, int], alpha: float,
 @quick
 def test_alpha_to_zero_is_the_equal_split(setting: tuple[int, int, int, int], seed: int) -> None:
     for alpha in (1e-13, 1e-300):
-        assert free_flow(*setting, alpha, "descending", seed).sizes == equal(*setting[:2]).sizes
+        assert free_flow(*setting, alpha, "descending", seed).sizes == equal_arrivals(*setting[:2]).sizes
 
 
 @each(feasible(), seeds)
@@ -242,7 +245,7 @@ def test_infeasible_says_what_would_be_feasible(classes: int, steps: int, smalle
     with pytest.raises(InputError) as error:
         free_flow(classes, steps, smallest, largest, 1.0)
     offer = str(error.value).split(": ")[1]
-    classes_offered = re.search(r"(?:(\d+) to )?(\d+) class(?:es)? would", offer)
+    classes_offered = re.search(r"use (?:(\d+) to )?(\d+) class(?:es)?", offer)
     steps_offered = re.search(r"or (?:(\d+) to )?(\d+) steps?", offer)
     assert classes_offered
     for number in filter(None, classes_offered.groups()):
@@ -261,7 +264,7 @@ def test_the_infeasible_sentence() -> None:
     with pytest.raises(InputError) as error:
         free_flow(100, 10, 1, 9, 1.0)
     assert str(error.value) == (
-        "100 classes do not fit in 10 steps of 1 to 9: 10 to 90 classes would, or 12 to 100 steps."
+        "100 classes do not fit in 10 steps of 1 to 9: use 10 to 90 classes, or 12 to 100 steps."
     )
 
 
@@ -297,7 +300,11 @@ def test_bad_settings_are_named(change: dict[str, Any], culprit: str) -> None:
 @each(feasible(), alphas, st.sampled_from(["jumbled", "ascending", "descending"]), seeds)
 @quick
 def test_json_round_trip_is_exact(setting: tuple[int, int, int, int], alpha: float, order: str, seed: int) -> None:
-    for arrivals in (free_flow(*setting, alpha, order, seed), equal(*setting[:2]), given([3, 1, 2], "jumbled", seed)):
+    for arrivals in (
+        free_flow(*setting, alpha, order, seed),
+        equal_arrivals(*setting[:2]),
+        given_arrivals([3, 1, 2], "jumbled", seed),
+    ):
         data = json.loads(json.dumps(arrivals.to_json()))
         back = Arrivals.from_json(data)
         assert back == arrivals
@@ -435,7 +442,7 @@ def test_trace_respects_time_zones(tmp_path: Path) -> None:
         (["class,time", "a,1", "b,2024-05-01"], "1", ["(line 2)", "(line 3)", "plain numbers"]),
         (["class,time", "a,2024-05-01", "b,2024-05-01T00:00Z"], "1d", ["(line 2)", "(line 3)", "time zone"]),
         (["class,time", "a,1"], "1h", ["'1h'", "plain numbers"]),
-        (["class,time", "a,2024-05-01"], "7", ["'7'", "timestamps", "7d"]),
+        (["class,time", "a,2024-05-01"], "7", ["'7'", "timestamps", "12h"]),
         (["class,time", "a,2024-05-01"], 7, ["7", "timestamps"]),
         (["class,time", "a,2024-05-01"], "0h", ["'0h'"]),
         (["class,time", "a,1"], -1, ["-1"]),
@@ -481,7 +488,7 @@ def test_picture_fits_and_tells_the_numbers(setting: tuple[int, int, int, int], 
 
 @pytest.mark.parametrize("ascii", [True, False])
 def test_bars_are_to_scale(ascii: bool) -> None:
-    rows = given([20, 10, 5, 5]).draw(80, ascii).splitlines()[2:]
+    rows = given_arrivals([20, 10, 5, 5]).draw(80, ascii).splitlines()[2:]
     bars, gauges = zip(*(re.findall(r"\d+ ([^\d\s]+)", row) for row in rows), strict=True)
     assert [round(len(bars[0]) / len(bar), 1) for bar in bars] == [1, 2, 4, 4]
     assert [round(4 * len(gauge) / len(gauges[-1]), 1) for gauge in gauges] == pytest.approx([2, 3, 3.5, 4], abs=0.15)
@@ -494,13 +501,17 @@ def test_headline_says_how_the_schedule_was_made() -> None:
     headline = free_flow(100, 10, 1, 15, 1.0, "descending", 5).draw().splitlines()[0]
     distinct = len(set(free_flow(100, 10, 1, 15, 1.0, seed=5).sizes))
     assert headline == f"100 classes, 10 steps: free-flow, alpha 1, descending, seed 5, {distinct} distinct sizes"
-    assert equal(1, 1).draw().splitlines()[0] == "1 class, 1 step: equal, 1 distinct size"
-    assert given([1, 2], "ascending").draw().startswith("3 classes, 2 steps: given, ascending, 2 distinct sizes\n")
+    assert equal_arrivals(1, 1).draw().splitlines()[0] == "1 class, 1 step: equal, 1 distinct size"
+    assert (
+        given_arrivals([1, 2], "ascending")
+        .draw()
+        .startswith("3 classes, 2 steps: given, ascending, 2 distinct sizes\n")
+    )
 
 
 def test_too_narrow_a_picture_is_refused() -> None:
     with pytest.raises(InputError, match=r"39.*40"):
-        equal(10, 2).draw(39)
+        equal_arrivals(10, 2).draw(39)
 
 
 def test_schedules_do_not_wait_for_heavy_imports() -> None:

@@ -12,7 +12,7 @@ from PIL import Image
 from torch.utils.data import Dataset, Subset
 
 from conftest import coloured_images, small_config, write_colours
-from ffcil.arrivals import given
+from ffcil.arrivals import given_arrivals
 from ffcil.classifier.classifier import LEARNING, MODEL, Classifier
 from ffcil.classifier.teaching import teach
 from ffcil.config.settings import RunConfig
@@ -49,7 +49,7 @@ def scores_of_a_stream(config: RunConfig, images: ImageSet, test: ImageSet) -> t
     """By the same learner that has all images before it, as in a run."""
     augmentation = augmentation_of(config, own_augmentation(SIDE))
     learner = build_learner(config, augmentation, Engine.create("cpu", config.train))
-    for increment in Stream(images, test, given(SIZES), class_seed=None):
+    for increment in Stream(images, test, given_arrivals(SIZES), class_seed=None):
         learner.learn(increment)
     with torch.no_grad():
         return torch.cat(
@@ -456,9 +456,11 @@ def test_one_picture_many_times_and_a_strip(tmp_path: Path) -> None:
     config = small_config(method="replay", image_size=96, train={"first": {"epochs": 1}, "later": {"epochs": 1}})
     large = Classifier(config, "cpu")
     large.learn(tmp_path / "all")
-    with pytest.raises(InputError, match=r"Input 1 cannot be used \(it is more than 16 times as long as wide\)"):
+    with pytest.raises(
+        InputError, match=r"Input 1 cannot be used \(its long side is more than 16 times its short side\)"
+    ):
         large.predict([strip])
-    with pytest.raises(InputError, match=r"strip\.png \(it is more than 16 times as long as wide\)"):
+    with pytest.raises(InputError, match=r"strip\.png \(its long side is more than 16 times its short side\)"):
         large.predict([tmp_path / "strip.png"])
 
 

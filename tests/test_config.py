@@ -132,6 +132,34 @@ methods:
     assert resolve(str(path), {"method": "replay", "train": {"later": {"epochs": 9}}}).train.later.epochs == 9
 
 
+@pytest.mark.parametrize("recipe", recipe_names())
+@pytest.mark.parametrize("model", ["simplecil", "finetune"])
+def test_a_new_method_fits_every_recipe_of_its_kind(monkeypatch: pytest.MonkeyPatch, recipe: str, model: str) -> None:
+    known = complete(resolve("glyphs", {"method": model}))
+    monkeypatch.setitem(METHODS, "mine", METHODS[model])
+    config = resolve(recipe, {"method": "mine"})
+    if recipe == "glyphs":
+        assert complete(config) == known.model_copy(update={"method": "mine"})
+    elif (config.backbone not in BACKBONES) == METHODS[model].pretrained:
+        assert complete(config).method == "mine"
+
+
+def test_fields_by_kind_come_before_those_by_method(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    recipe = (
+        "dataset: glyphs\nbackbone: resnet8\nmethod: icarl\nmemory: {budget: 9}\narrivals: {kind: equal, steps: 2}\n"
+    )
+    recipe += "train: {first: {epochs: 1}, later: {epochs: 1}}\nmethods: {wa: {train: {batch: 3}}}\n"
+    path.write_text(recipe + "kinds: {conventional: {train: {batch: 5, momentum: 0.5}}, pretrained: {weights: hub}}\n")
+    assert [resolve(str(path), {"method": name}).train.batch for name in ("icarl", "wa", "mos")] == [5, 3, 128]
+    assert resolve(str(path), {"method": "wa"}).train.momentum == 0.5
+    assert resolve(str(path), {"train": {"batch": 7}}).train.batch == 7
+    assert [resolve(str(path), {"method": name}).weights for name in ("icarl", "mos")] == [None, "hub"]
+    path.write_text(recipe + "kinds: {pre-trained: {weights: hub}}\n")
+    with pytest.raises(InputError, match="Unknown kind of methods 'pre-trained': did you mean 'pretrained'"):
+        resolve(str(path))
+
+
 def test_fields_by_method_follow_the_same_rules(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     recipe = "dataset: glyphs\nbackbone: resnet8\nmethod: icarl\nmemory: {budget: 9}\n"
@@ -161,7 +189,7 @@ def test_a_saved_configuration_is_a_recipe(tmp_path: Path) -> None:
         (["train.first.epoch=1"], "Unknown field 'train.first.epoch': did you mean 'train.first.epochs'?"),
         (["arrivals.kind=free-flwo"], "Unknown kind of arrivals 'free-flwo': did you mean 'free-flow'?"),
         (["arrivals.alhpa=1"], "Unknown field 'arrivals.alhpa': did you mean 'arrivals.alpha'?"),
-        (["arrivals.kind=equal", "arrivals.alpha=1"], "arrivals.alpha has no meaning for kind 'equal'"),
+        (["arrivals.kind=equal", "arrivals.alpha=1"], "arrivals.alpha does not apply to kind 'equal'"),
         (["train.batch=0"], "Bad value for train.batch: Input should be greater than 0, not 0."),
         (["train.batch=many"], "Bad value for train.batch:"),
         (["robust=perhaps"], "Bad value for robust:"),
@@ -171,7 +199,7 @@ def test_a_saved_configuration_is_a_recipe(tmp_path: Path) -> None:
         (["arrivals.trace=5"], "Bad value for arrivals.trace"),
         (["method"], "Cannot read --set 'method': write it as key=value"),
         (["train=5"], "Bad value for train:"),
-        (["train=5", "train.batch=3"], "another --set made a plain value"),
+        (["train=5", "train.batch=3"], "contradicts another --set"),
         (["arrivals.sizes=[1,"], "Cannot read the value of --set"),
     ],
 )

@@ -218,7 +218,7 @@ def test_a_store_that_was_changed_is_noticed(ffcil_data: Command, tmp_path: Path
     pixels.write_bytes(content)
     status, _, err = ffcil_data("data", "check", str(root))
     assert status == 2
-    assert "is damaged (0.pixels is not what was written there): remove it" in err
+    assert "is damaged (the checksum of 0.pixels is wrong): remove it" in err
 
 
 @pytest.mark.parametrize("name", ["0.pixels", "1.pixels", "0.sizes.npy", "1.sizes.npy", "store.json"])
@@ -235,7 +235,7 @@ def test_a_store_that_lost_something_is_noticed(ffcil_data: Command, tmp_path: P
         status, out, err = ffcil_data("data", command, str(root))
         assert (status, out, err.count("\n")) == (2, "", 1)
         assert "is damaged (" in err
-        assert "remove it, and it is made again" in err
+        assert "remove it to create it again" in err
 
 
 def test_files_that_are_no_images_by_name_are_told(ffcil_data: Command, tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_files_that_are_no_images_by_name_are_told(ffcil_data: Command, tmp_path
     Image.new("RGB", (9, 9)).save(root / "train" / "n00000000" / "x.jp2")
     for name in ("a.heic", "notes.txt", ".DS_Store"):
         (root / "train" / "n00000000" / name).write_bytes(b"x")
-    told = "2 file(s) are ignored, for their names end like no image's that can be read: "
+    told = "2 file(s) are ignored because their suffixes are not those of images: "
     status, out, err = ffcil_data("data", "prepare", str(root))
     assert status == 0
     assert "3 training and 1 test images" in out
@@ -263,7 +263,7 @@ def test_names_in_other_encodings(ffcil_data: Command, tmp_path: Path) -> None:
         there = os.fsencode(root / split)
         os.rename(there + b"/n00000001", there + b"/V\xf6gel")
     for command in ("check", "prepare"):
-        assert r"M\xfcll.jpg: it is not an image" in ffcil_data("data", command, str(root))[2]
+        assert r"M\xfcll.jpg: its format is unknown" in ffcil_data("data", command, str(root))[2]
     summary = json.loads(ffcil_data("data", "prepare", str(root), "--skip-bad", "--json")[1])
     assert summary["train_images"] == 4
     assert ffcil_data("data", "check", str(root))[0] == 0
@@ -305,17 +305,17 @@ def test_an_embedded_set(ffcil_data: Command, monkeypatch: pytest.MonkeyPatch) -
     [
         (["check", "car"], "Unknown data set 'car': did you mean 'cars'?"),
         (["check", "cars"], "'cars' is not in"),
-        (["prepare", "imagenet-a"], "get the archive linked at"),
+        (["prepare", "imagenet-a"], "download the archive linked at"),
         (["prepare", "there/is/none"], "There is no file or folder there/is/none"),
         (["check", "none.parquet"], "There is no file or folder none.parquet"),
-        (["show", "notes.txt"], "notes.txt is no folder, .parquet or .csv file"),
+        (["show", "notes.txt"], "notes.txt is not a folder, .parquet or .csv file"),
         (["check", "empty"], "There are no class folders in empty"),
         (["check", "empty", "--data", "empty"], "empty is a path already: drop --data"),
         (["show", "hollow", "--out", "x.xyz"], "--out x.xyz is no PNG file: name one that ends in .png"),
         (["show", "hollow", "--out", "empty"], "--out empty is no PNG file"),
         (["check", "glyphs", "--data", "empty"], "'glyphs' is drawn, not read from files: drop --data"),
         (["prepare", "glyphs", "--skip-bad"], "'glyphs' has no image files of its own that could be bad"),
-        (["check", "list.csv"], "names missing.png, which is not there: correct the paths"),
+        (["check", "list.csv"], "lists missing.png, which does not exist: correct the paths"),
         (["check", "hollow"], "Class 'b' in hollow has no images: add some, or remove its folder."),
     ],
 )

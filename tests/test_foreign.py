@@ -249,16 +249,25 @@ def test_what_is_laid_on_top_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"model_name": "foster"}, "asks for 'foster', which ffcil does not have: .* tagfex, tuna, wa"),
-        ({"dataset": "cifar10"}, "asks for data set 'cifar10', which ffcil does not have under that name"),
-        ({"convnet_type": "cosine_resnet32"}, "'icarl' on 'cosine_resnet32', which ffcil does not have"),
-        ({"model_name": "simplecil"}, "'simplecil' on 'resnet32', which ffcil does not have: it stands on a ViT"),
+        ({"model_name": "foster"}, "uses the method 'foster', which ffcil does not support: .* tagfex, tuna, wa"),
+        ({"dataset": "cifar10"}, "uses data set 'cifar10', which ffcil does not support under this name"),
+        (
+            {"convnet_type": "cosine_resnet32"},
+            "'icarl' with the network 'cosine_resnet32', which ffcil does not support",
+        ),
+        (
+            {"model_name": "simplecil"},
+            "'simplecil' with the network 'resnet32', which ffcil does not support: use a ViT",
+        ),
         ({"model_name": "ranpac", "convnet_type": "vit_large_patch16_224"}, "'vit_large_patch16_224', which ffcil"),
-        ({"model_name": "ranpac", "convnet_type": "pretrained_vit_b16_224"}, "another size than its network's"),
-        ({"dataset": "cifar224"}, "another size than its network's: take cifar100 or imagenet100"),
-        ({"memory_size": 0}, "has memory_size 0, and 'icarl' needs exemplars"),
+        (
+            {"model_name": "ranpac", "convnet_type": "pretrained_vit_b16_224"},
+            "images of the wrong size for its network",
+        ),
+        ({"dataset": "cifar224"}, "images of the wrong size for its network: use cifar100 or imagenet100"),
+        ({"memory_size": 0}, "has memory_size 0, but 'icarl' needs exemplars"),
         ({"fixed_memory": True, "memory_per_class": None}, "has memory_per_class None"),
-        ({"optimizer": "adam"}, "has optimizer 'adam': ffcil trains with SGD alone"),
+        ({"optimizer": "adam"}, "has optimizer 'adam', but ffcil only supports sgd"),
         ({"seed": "1993"}, "has seed '1993': give whole numbers"),
         ({"init_cls": 0}, "init_cls 0 and increment 10: give whole numbers of 1 to 100"),
         ({"increment": "ten"}, "increment 'ten': give whole numbers"),

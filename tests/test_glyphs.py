@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, features
 
 from ffcil.data import glyphs as module
-from ffcil.data.glyphs import CHARACTERS, GLYPHS_AUGMENTATION, contact_sheet, draw_glyphs, faces_with, glyphs
+from ffcil.data.glyphs import CHARACTERS, GLYPHS_AUGMENTATION, draw_glyphs, faces_with, glyphs
 from ffcil.errors import InputError
 
 
@@ -161,15 +161,3 @@ def test_both_splits_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(features, "version", lambda name: "0.0")  # and so is another FreeType
     with pytest.raises(AssertionError, match="drawn again"):
         glyphs(train_per_class=3, test_per_class=2)
-
-
-def test_contact_sheet_shows_every_class(tmp_path: Path) -> None:
-    contact_sheet(tmp_path / "sheet.png", columns=20, rows=5, zoom=2)
-    sheet = np.asarray(Image.open(tmp_path / "sheet.png"))
-    assert sheet.shape == (5 * 68 + 4, 20 * 68 + 4, 3)
-    images = draw_glyphs(CHARACTERS, 1, seed=0)
-    for index, image in enumerate(images):
-        top, left = 4 + index // 20 * 68, 4 + index % 20 * 68
-        tile = sheet[top : top + 64, left : left + 64]
-        assert np.array_equal(tile, image.transpose(1, 2, 0).repeat(2, 0).repeat(2, 1))
-    assert (sheet[:4] == 255).all()

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from conftest import OnEpoch
-from ffcil.arrivals import given
+from ffcil.arrivals import given_arrivals
 from ffcil.classifier.classifier import Classifier
 from ffcil.config.resolve import resolve
 from ffcil.config.settings import RunConfig
 from ffcil.data.augment import Draws
 from ffcil.data.autoaugment import PolicyName
 from ffcil.data.image_set import ImageSet
-from ffcil.data.placement import placed
+from ffcil.data.placement import place
 from ffcil.data.ragged import RaggedImages, image_sizes
 from ffcil.data.resized_crop import ResizedCrop
 from ffcil.data.sources import CIFAR100_AUGMENTATION
@@ -37,7 +37,7 @@ def make_stream(sizes: Sequence[int] = (4, 1, 3)) -> Stream:
     images = torch.randint(0, 256, (320, 3, 32, 32), generator=generator, dtype=torch.uint8)
     labels = torch.arange(320) % 8
     split = ImageSet(images, labels, tuple("abcdefgh"))
-    return Stream(split, split, given(sizes), None)
+    return Stream(split, split, given_arrivals(sizes), None)
 
 
 def config(method: str = "icarl", **train: object) -> RunConfig:
@@ -236,7 +236,7 @@ def test_positions_beyond_32_bits_on_the_gpu() -> None:
 
 def test_a_captured_step_over_photographs_trains_as_an_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
     split = ImageSet(make_photographs(320), torch.arange(320) % 8, tuple("abcdefgh"))
-    monkeypatch.setitem(globals(), "make_stream", lambda sizes: Stream(split, split, given(sizes), None))
+    monkeypatch.setitem(globals(), "make_stream", lambda sizes: Stream(split, split, given_arrivals(sizes), None))
     monkeypatch.setitem(globals(), "CIFAR100_AUGMENTATION", CROPPED)
     _, losses = learn(config(graph=True))
     _, expected = learn(config(graph=False))
@@ -258,7 +258,7 @@ def test_a_store_that_does_not_fit_is_read_from_the_host() -> None:
     device = torch.device("cuda")
     sizes = torch.tensor([[40, 60], [70, 50], [64, 64]])
     pixels = torch.randint(0, 256, (int(3 * sizes.prod(1).sum()),), dtype=torch.uint8)
-    there, here = placed(pixels, device), placed(pixels, device, room=0)
+    there, here = place(pixels, device), place(pixels, device, room=0)
     before = torch.cuda.memory_allocated()
     assert here.device.type == "cuda"
     assert torch.equal(here, there)
@@ -275,7 +275,7 @@ def test_a_store_that_does_not_fit_is_read_from_the_host() -> None:
     assert torch.equal(captured, wanted)
     assert torch.cuda.memory_allocated() - before < 2**24
     large = torch.randint(0, 256, (100, 3, 32, 32), dtype=torch.uint8)
-    assert torch.equal(placed(large, device, room=1000).cpu(), large)
+    assert torch.equal(place(large, device, room=1000).cpu(), large)
     del here, stores
 
 

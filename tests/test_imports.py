@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import ffcil
 
 SOURCE = Path(ffcil.__file__).parent
@@ -83,3 +85,9 @@ def test_the_parts_that_stand_alone() -> None:
 def test_every_public_name_is_there() -> None:
     for name in ffcil.__all__:
         assert getattr(ffcil, name) is not None
+
+
+@pytest.mark.parametrize("name", ["equal", "given", "half"])
+def test_old_names_still_work(name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"ffcil.{name}_arrivals"):
+        assert getattr(ffcil, name) is getattr(ffcil, f"{name}_arrivals")

@@ -242,14 +242,14 @@ def test_imagenet100_has_the_classes_of_seed_1993(tmp_path: Path, monkeypatch: p
     (tmp_path / "classes.txt").write_text("\n".join(reversed([*wnids[1:], "n01440764"])))
     assert load_dataset("imagenet100", tmp_path, 16).train.class_names == ("n01440764", *wnids[1:])
     (tmp_path / "classes.txt").write_text("\n".join([*wnids, wnids[3]]))
-    with pytest.raises(InputError, match=f"names class '{wnids[3]}' more than once"):
+    with pytest.raises(InputError, match=f"lists class '{wnids[3]}' more than once"):
         load_dataset("imagenet100", tmp_path, 16)
     (tmp_path / "classes.txt").unlink()
     (tmp_path / "train" / wnids[7] / "a.png").unlink()
     with pytest.raises(InputError, match=f"Class '{wnids[7]}' in .*train has no images"):
         load_dataset("imagenet100", tmp_path, 16)
     (tmp_path / "classes.txt").write_text("n99999999\n")
-    with pytest.raises(InputError, match=r"1 of the 1 classes, n99999999 for one, have no folder"):
+    with pytest.raises(InputError, match=r"1 of the 1 classes, such as n99999999, have no folder"):
         load_dataset("imagenet100", tmp_path, 16)
 
 
@@ -265,13 +265,13 @@ def test_a_broken_table_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Monk
     expect(monkeypatch, "cub200", 3, 9, 6)
     root = cub(tmp_path / "there")
     (root / "train_test_split.txt").write_text("1 1\n")
-    with pytest.raises(InputError, match=r"is not cub200 as published \('2'\): get it again"):
+    with pytest.raises(InputError, match=r"is not cub200 as published \('2'\): download it again"):
         load_dataset("cub200", root)
 
 
 def test_what_is_missing_is_downloaded_or_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
-        InputError, match=r"'imagenet-a' is not in .*: get the archive linked at https://github.com/LAMDA"
+        InputError, match=r"'imagenet-a' is not in .*: download the archive linked at https://github.com/LAMDA"
     ):
         load_dataset("imagenet-a")
 

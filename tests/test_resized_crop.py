@@ -223,7 +223,7 @@ def test_normalisation_follows() -> None:
 
 def test_nothing_random_looks_like_a_test_image() -> None:
     store, _ = ragged()
-    a, rows = augmentation(auto=True).still(), torch.arange(len(store))
+    a, rows = augmentation(auto=True).without_randomness(), torch.arange(len(store))
     assert torch.equal(a.train(store, rows, drawn(a, store, rows)), a.plain(store))
 
 

@@ -8,7 +8,7 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from ffcil.arrivals import from_trace, given
+from ffcil.arrivals import from_trace, given_arrivals
 from ffcil.data.image_set import ImageSet
 from ffcil.errors import InputError
 from ffcil.stream import Stream, class_order
@@ -27,7 +27,7 @@ def labelled(counts: list[int]) -> ImageSet:
 def test_increments_partition_the_classes(sizes: list[int], unused: int, seed: int) -> None:
     classes = sum(sizes) + unused
     train, test = labelled([k % 4 + 1 for k in range(classes)]), labelled([2] * classes)
-    stream = Stream(train, test, given(sizes), seed)
+    stream = Stream(train, test, given_arrivals(sizes), seed)
     order, seen, rows = class_order(classes, seed), 0, []
     for step, (size, increment) in enumerate(zip(sizes, stream, strict=True), start=1):
         assert (increment.step, increment.seen_before, increment.seen_now) == (step, seen, seen + size)
@@ -54,13 +54,13 @@ def test_the_order_of_seed_1993_is_the_published_one() -> None:
 
 
 def test_too_many_classes() -> None:
-    with pytest.raises(InputError, match="bring 7 classes, but the data set has 5"):
-        Stream(labelled([1] * 5), labelled([1] * 5), given([3, 4]), 0)
+    with pytest.raises(InputError, match="have 7 classes, but the data set has 5"):
+        Stream(labelled([1] * 5), labelled([1] * 5), given_arrivals([3, 4]), 0)
 
 
 def test_a_class_without_training_images_is_named() -> None:
     with pytest.raises(InputError, match="'class 1' has no training images"):
-        Stream(labelled([2, 0, 2]), labelled([1, 1, 1]), given([3]), None)
+        Stream(labelled([2, 0, 2]), labelled([1, 1, 1]), given_arrivals([3]), None)
 
 
 def test_a_trace_gives_the_class_order(tmp_path: object) -> None:
@@ -76,13 +76,13 @@ def test_a_trace_gives_the_class_order(tmp_path: object) -> None:
 def test_images_of_no_class_stay_out() -> None:
     """A stream over part of another stream's classes, whose other images are labelled -1."""
     images = labelled([2, 2, 2])
-    first = Stream(images, images, given([2]), None)
-    again = Stream(first.train, first.test, given([1, 1]), None)
+    first = Stream(images, images, given_arrivals([2]), None)
+    again = Stream(first.train, first.test, given_arrivals([1, 1]), None)
     assert sorted(again.train.labels.tolist()) == [-1, -1, 0, 0, 1, 1]
     assert again.train.counts().tolist() == [2, 2]
 
 
 def test_training_and_test_classes_must_agree() -> None:
     one, other = labelled([1, 1]), labelled([1, 1])
-    with pytest.raises(InputError, match="name different classes"):
-        Stream(one, ImageSet(other.images, other.labels, ("b", "a")), given([2]), None)
+    with pytest.raises(InputError, match="different class names"):
+        Stream(one, ImageSet(other.images, other.labels, ("b", "a")), given_arrivals([2]), None)

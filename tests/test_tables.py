@@ -16,7 +16,7 @@ from PIL import Image
 from pyarrow.parquet import write_table
 
 from ffcil.data.ragged import RaggedImages
-from ffcil.data.sources import SOURCES, DataSet, kind_of, list_own, load_dataset
+from ffcil.data.sources import SOURCES, DataSet, form_of, list_own, load_dataset
 from ffcil.data.tables import list_parquet
 from ffcil.errors import InputError
 
@@ -99,7 +99,7 @@ def test_splits_in_the_names_of_files_and_folders(tmp_path: Path, train: str, te
     parquet(root / f"{test}.parquet", [0, 1], 20)
     assert reds(load_dataset("parquet", root, 16)) == [list(range(10)), [20, 21]]
     parquet(root / "extra.parquet", [0, 1], 30)
-    with pytest.raises(InputError, match=r"extra\.parquet has no split, but other files in .* have: give it"):
+    with pytest.raises(InputError, match=r"extra\.parquet has no split, but other files in .* have one: add a column"):
         load_dataset("parquet", root, 16)
 
 
@@ -140,7 +140,7 @@ def test_numerals_as_class_names(tmp_path: Path) -> None:
     parquet(tmp_path / "x.parquet", ["0", "1", "2"] * 2, split=["train"] * 3 + ["test"] * 3)
     assert load_dataset("parquet", tmp_path, 16).train.labels.tolist() == [2, 1, 0]
     (tmp_path / "classes.txt").write_text("a\nb\na\n")
-    with pytest.raises(InputError, match=r"classes\.txt names class 'a' more than once"):
+    with pytest.raises(InputError, match=r"classes\.txt lists class 'a' more than once"):
         load_dataset("parquet", tmp_path, 16)
 
 
@@ -170,7 +170,7 @@ def test_parquet_files_that_are_wrong(tmp_path: Path) -> None:
 
     assert "There is no file or folder" in problem()
     path.write_bytes(b"PAR1 cut off")
-    assert "is not a whole Parquet file" in problem()
+    assert "is not a complete Parquet file" in problem()
     write_table(pa.table({"picture": [b""], "label": [0]}), path)
     assert "no column 'image' (its columns: picture, label): rename" in problem()
     write_table(pa.table({"image": [b""], "class": [0]}), path)
@@ -182,14 +182,14 @@ def test_parquet_files_that_are_wrong(tmp_path: Path) -> None:
     write_table(pa.table({"image": pa.array([], pa.binary()), "label": pa.array([], pa.int64())}), path)
     assert "lists no images" in problem()
     parquet(path, [0, 1], split=["train", "exam"])
-    assert "has a split 'exam': name every split train, test or validation" in problem()
+    assert "has a split 'exam': use the names train, test and validation" in problem()
     parquet(path, [0, 1], split=["train", "train"])
     assert "has only the split train" in problem()
     parquet(path, [0, 1], split=["train", None])
     assert "row 2 has no split" in problem()
     parquet(path, [0, 5, 0, 5])
     (tmp_path / "classes.txt").write_text("cat\ndog\n")
-    assert "has label '5' in row 2, but the 2 listed classes" in problem()
+    assert "has label '5' in row 2, which is neither the name nor the number of one of the 2" in problem()
     parquet(path, [0, 0, 0, 0])
     assert "Class 'dog' in" in problem()
     assert "has no images" in problem()
@@ -209,7 +209,7 @@ def test_a_parquet_file_damaged_in_the_middle(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[4:200] = bytes(196)  # the images of the first rows
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"x\.parquet is not a whole Parquet file .*: get it again"):
+    with pytest.raises(InputError, match=r"x\.parquet is not a complete Parquet file .*: download it again"):
         load_dataset("parquet", path, 16)
 
 
@@ -246,13 +246,13 @@ def test_a_table_of_something_else_beside_the_images(tmp_path: Path) -> None:
     (root / "dump.csv").write_bytes(b"\xff" * 200_000)
     (root / "parts.csv").mkdir()
     (root / "parts.csv" / "1.png").write_bytes(encoded(1))
-    assert kind_of(root) == "folder"
+    assert form_of(root) == "folder"
     assert list_own(root).class_names == ("cat", "dog", "parts.csv")
     shutil.rmtree(root / "parts.csv")
     with pytest.raises(InputError, match="There are 0 CSV files with the columns path and label"):
         load_dataset("csv", root, 16)
     csv(root, ["path, label", "cat/1.png,tabby", "dog/1.png,tabby"], "list.csv")
-    assert kind_of(root) == "csv"
+    assert form_of(root) == "csv"
     assert list_own(root).class_names == ("tabby",)
 
 
@@ -262,7 +262,7 @@ def test_a_mistaken_first_line_beside_a_folder_of_images(tmp_path: Path) -> None
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "images" / "1.png").write_bytes(encoded(1))
     csv(tmp_path, ["filename,class", "images/1.png,cat"], "train.csv")
-    assert kind_of(tmp_path) == "csv"
+    assert form_of(tmp_path) == "csv"
     with pytest.raises(InputError, match=r"has no column 'path' \(its first line: filename, class\)"):
         list_own(tmp_path)
 
@@ -276,13 +276,13 @@ def test_csv_files_that_are_wrong(tmp_path: Path) -> None:
             load_dataset("csv", path, 16)
         return str(error.value)
 
-    assert "no column 'path' (its first line: a.png, cat): let its first line be" in problem("a.png,cat")
+    assert "no column 'path' (its first line: a.png, cat): the first line must be" in problem("a.png,cat")
     assert "no column 'label'" in problem("path,class", "a.png,cat")
     assert "lists no images" in problem("path,label")
     assert "has no label in line 3" in problem("path,label", "a.png,cat", "a.png")
     missing = problem("path,label", "a.png,cat", "b.png,cat", "c.png,cat")
-    assert "b.png and 1 more that are not there: correct the paths" in missing
-    assert "b.png, which is not there" in problem("path,label", "b.png,cat")
+    assert "b.png and 1 more files that do not exist: correct the paths" in missing
+    assert "b.png, which does not exist" in problem("path,label", "b.png,cat")
     assert "has only the split train" in problem("path,label,split", "a.png,cat,train")
     (tmp_path / "labels.csv").write_bytes(b"path,label\n\xff\xfe\n")
     with pytest.raises(InputError, match="not a CSV file in UTF-8"):

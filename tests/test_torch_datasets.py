@@ -58,5 +58,5 @@ def test_a_torch_data_sets_pictures_are_as_their_files_would_be(tmp_path: Path) 
     assert sideways.images.sizes.tolist() == [[256, 128]]  # type: ignore[union-attr]
     deep = Image.fromarray(np.full((50, 50), 100 * 256, np.uint16))
     assert image_set_of([(deep, 0)], 32).images.unique().tolist() == [100]  # type: ignore[arg-type, union-attr]
-    with pytest.raises(InputError, match=r"Item 0 of the data set cannot be used \(its pixels are 0.0 .. 2.0"):
+    with pytest.raises(InputError, match=r"Item 0 of the data set cannot be used \(its pixels are in 0.0 .. 2.0"):
         image_set_of([(Image.fromarray(np.array([[0, 2]], np.float32)), 0)], 32)  # type: ignore[arg-type]

@@ -204,7 +204,7 @@ def test_names() -> None:
         build_vit("vit_tiny_patch_224", None)
     with pytest.raises(InputError, match="not a plain ViT"):
         build_vit("resnet18", None)
-    with pytest.raises(InputError, match="attention of a kind that LoRA does not know"):
+    with pytest.raises(InputError, match="an attention that LoRA does not support"):
         build_vit("vit_dlittle_patch16_reg1_gap_256", None)
 
 

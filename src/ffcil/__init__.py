@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import Any
 
 __version__ = "0.1.0"
 
-# Where each public name lives. Loaded on first use: `import ffcil` and `ffcil --help` do not wait for torch.
+# The module of each public name. It is imported on first use, so that `import ffcil` does not import torch.
 _HOME = {
     "Arrivals": "ffcil.arrivals",
-    "equal": "ffcil.arrivals",
+    "equal_arrivals": "ffcil.arrivals",
     "free_flow": "ffcil.arrivals",
     "from_trace": "ffcil.arrivals",
-    "given": "ffcil.arrivals",
-    "half": "ffcil.arrivals",
+    "given_arrivals": "ffcil.arrivals",
+    "half_arrivals": "ffcil.arrivals",
     "ImageSet": "ffcil.data.image_set",
     "load_dataset": "ffcil.data.sources",
     "dataset_of": "ffcil.data.sources",
@@ -35,10 +36,14 @@ _HOME = {
     "InputError": "ffcil.errors",
 }
 _MODULES = ("alignment", "arrivals", "losses", "methods", "metrics", "report")
+_RENAMED = {"equal": "equal_arrivals", "given": "given_arrivals", "half": "half_arrivals"}
 __all__ = ["__version__", *_HOME]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        warnings.warn(f"ffcil.{name} is now ffcil.{_RENAMED[name]}.", DeprecationWarning, stacklevel=2)
+        name = _RENAMED[name]
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     if name in _MODULES:

@@ -1,8 +1,8 @@
-"""Weight alignment of a linear head after a step: WA, and Dynamic Intervention Weight Alignment (DIWA).
+"""Weight alignment (WA) of a linear head after a step, and Dynamic Intervention Weight Alignment (DIWA).
 
-Both multiply the rows of the new classes by one factor, so that their mean norm comes near that of the old classes'
-rows; biases stay. DIWA trusts the ratio of the norms less when few classes arrived, because their mean norm is then a
-poor estimate (paper eq. (11)).
+Both multiply the rows of the new classes by one factor that brings their mean norm closer to that of the old classes.
+Biases do not change. DIWA relies less on the ratio of the norms if a step has few new classes, because their mean norm
+is then a poor estimate (paper eq. (11)).
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Alignment:
-    """What an alignment did."""
+    """Quantities of an alignment."""
 
     old_norm: float
-    """mean row norm of the old classes, paper eq. (10)"""
+    """Mean row norm of the old classes, paper eq. (10)."""
     new_norm: float
-    """mean row norm of the new classes before alignment, paper eq. (10)"""
+    """Mean row norm of the new classes before the alignment, paper eq. (10)."""
     eta: float
-    """strength of the intervention, paper eq. (12); 1 is plain weight alignment"""
+    """Strength of the intervention, paper eq. (12); 1 is plain weight alignment."""
     gamma: float
-    """factor by which the new rows were multiplied, paper eq. (13)"""
+    """Factor of the new rows, paper eq. (13)."""
 
 
 def intervention(new_classes: int, eta_min: float = 0.1, tau: float = 5.0) -> float:
-    """DIWA's eta for a step of `new_classes` classes, paper eq. (12): eta_min for one class, towards 1 for many."""
+    """Strength eta of DIWA for a step with `new_classes` classes, paper eq. (12): eta_min for one, near 1 for many."""
     if not 0 <= eta_min <= 1 or tau <= 0:
         raise ValueError(f"eta_min must lie in [0, 1] and tau above 0, not {eta_min} and {tau}")
     return 1.0 - (1.0 - eta_min) * math.exp(-(new_classes - 1) / tau)
 
 
 def row_norms(weight: Tensor, old_classes: int) -> tuple[float, float]:
-    """Mean row norms of the first `old_classes` rows and of the others, paper eq. (10)."""
+    """Mean norm of the first `old_classes` rows, and of the others, paper eq. (10)."""
     norms = weight.detach().double().norm(dim=1)
     return norms[:old_classes].mean().item(), norms[old_classes:].mean().item()
 
@@ -46,24 +46,24 @@ def weight_alignment(weight: Tensor, old_classes: int, eta: float = 1.0) -> Alig
     """Scale the rows of the new classes in place by `(1 - eta) + eta * old_norm / new_norm`, paper eq. (13).
 
     Args:
-        weight: of a linear head, [classes, features], old classes first
-        old_classes: how many rows belong to classes of earlier steps
-        eta: 1 is WA, 0 leaves everything as it is
+        weight: Weight of a linear head, [classes, features], old classes first.
+        old_classes: Number of classes of earlier steps.
+        eta: Strength; 1 is WA, 0 changes nothing.
 
     Returns:
-        What was done; None in the first step, or when nothing is new: there is nothing to align.
+        Quantities of the alignment; None if there are no old or no new classes.
     """
     if not 0 <= old_classes <= len(weight) or not 0 <= eta <= 1:
-        raise ValueError(f"old_classes={old_classes} of {len(weight)} rows with eta={eta} cannot be")
+        raise ValueError(f"old_classes={old_classes} of {len(weight)} rows with eta={eta} is not valid")
     if old_classes == 0 or old_classes == len(weight):
         return None
     old_norm, new_norm = row_norms(weight, old_classes)
-    # rows of norm zero have no scale that could be aligned
+    # rows of norm zero cannot be aligned
     gamma = (1.0 - eta) + eta * old_norm / new_norm if new_norm > 0 else 1.0
     weight[old_classes:] *= gamma
     return Alignment(old_norm, new_norm, eta, gamma)
 
 
 def diwa(weight: Tensor, old_classes: int, eta_min: float = 0.1, tau: float = 5.0) -> Alignment | None:
-    """Dynamic Intervention Weight Alignment in place: WA with the strength that the size of the step allows."""
+    """Dynamic Intervention Weight Alignment in place: WA with a strength that depends on the number of new classes."""
     return weight_alignment(weight, old_classes, intervention(len(weight) - old_classes, eta_min, tau))

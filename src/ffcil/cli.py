@@ -87,13 +87,13 @@ def arrivals(
     kind = _kind(kind, sizes, trace, classes, steps)
     classes, steps = 100 if classes is None else classes, 10 if steps is None else steps
     if kind == "equal":
-        made = schedules.equal(classes, steps)
+        made = schedules.equal_arrivals(classes, steps)
     elif kind == "half":
-        made = schedules.half(classes, steps)
+        made = schedules.half_arrivals(classes, steps)
     elif kind == "free-flow":
         made = schedules.free_flow(classes, steps, smallest, largest, alpha, order or "jumbled", seed)
     elif kind == "given":
-        made = schedules.given(_sizes(sizes), order or "given", seed)
+        made = schedules.given_arrivals(_sizes(sizes), order or "given", seed)
     else:
         if trace is None:
             raise InputError("Arrivals from a trace need its file: add --trace FILE.csv.")
@@ -170,6 +170,7 @@ def run(
     """Run one configuration; started again, it continues where it was, and a finished run does nothing."""
     from ffcil.config.resolve import not_carried_over, parse_assignments, resolve
 
+    import_methods(imports)
     config = resolve(recipe, parse_assignments(assignments or []))
     if unused := not_carried_over(recipe):
         print(f"ffcil: of {recipe} not carried over: {', '.join(unused)}.", file=sys.stderr)
@@ -179,7 +180,6 @@ def run(
     from ffcil.runs.progress import CompositeListener, ConsoleProgress, ProgressFile, format_speed
     from ffcil.runs.run import Run
 
-    import_methods(imports)
     listener = CompositeListener(
         ConsoleProgress(Console(stderr=True)), ProgressFile(), *listeners(listed(logs), config)
     )

@@ -1,4 +1,4 @@
-"""The one exception for what a user can put right: a sentence that names the thing and the remedy."""
+"""Exceptions for errors that a user can correct. Messages are one sentence with the culprit and the remedy."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Bad input. The command line prints its message alone, with exit status 2 and no traceback."""
+    """Wrong input. The command line prints only the message and exits with status 2."""
 
 
 class BusyError(InputError):
-    """The run's folder is in another process's hands: nothing is wrong, and later it may be free."""
+    """The folder of the run is in use by another process; it may be free later."""
 
 
 def unknown(what: str, name: str, options: Iterable[str]) -> InputError:
-    """An `InputError` for a name that does not exist, with the nearest one that does."""
+    """An `InputError` for an unknown name that suggests the nearest known one."""
     known = sorted(options)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}?" if close else f"choose one of: {', '.join(known)}."

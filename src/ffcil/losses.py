@@ -1,8 +1,8 @@
-"""Per-sample losses, and the reductions that make one number of them: mean and class-wise mean (CWM).
+"""Per-sample losses and their reductions to a scalar: mean and class-wise mean (CWM).
 
-A reduction has the signature `(per_sample, targets, weights=None) -> scalar`. Any loss that is a sum over samples can
-go through either, so a training loop changes from one to the other in one place. Nothing here waits for the device or
-branches on a tensor, so all of it can sit inside a captured CUDA graph.
+A reduction has the signature `(per_sample, targets, weights=None) -> scalar`. Every per-sample loss works with both
+reductions, so a training loop can switch between them in one place. Nothing here synchronises with the device or
+branches on a tensor, so everything can be part of a captured CUDA graph.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 
 class Reduction(Protocol):
-    """From per-sample losses to one number."""
+    """Reduction of per-sample losses to a scalar."""
 
     def __call__(self, per_sample: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor: ...
 
 
 def mean(per_sample: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-    """The ordinary mean over samples, paper eq. (4); with `weights` the weighted mean (0 where all weights are 0)."""
+    """The mean over samples, paper eq. (4), or with `weights` the weighted mean (0 if all weights are 0)."""
     if weights is None:
         return per_sample.mean()
     losses, weights = _masked(per_sample, weights)
@@ -29,20 +29,20 @@ def mean(per_sample: Tensor, targets: Tensor, weights: Tensor | None = None) -> 
 
 
 def class_wise_mean(per_sample: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-    """The mean over the classes of the batch of each class's mean loss (CWM, paper eq. (6)).
+    """The mean over the classes in the batch of the mean loss of each class (CWM, paper eq. (6)).
 
-    Sample i counts `w_i / (n_y * |C_batch|)`, where n_y is the weight of its class in the batch and C_batch the classes
-    of non-zero weight. Use `weights` as a mask for a loss that concerns part of a batch only; a batch with no weight
-    at all gives 0, not NaN.
+    Sample i has the weight `w_i / (n_y * |C_batch|)`, where n_y is the total weight of its class in the batch and
+    C_batch is the set of classes with non-zero weight. Use `weights` as a mask for a loss that applies to a part of a
+    batch. If all weights are 0, the result is 0.
 
     Args:
-        per_sample: losses, float [B]
-        targets: classes, int [B]; any values
-        weights: non-negative, [B]
+        per_sample: Losses, float [B].
+        targets: Classes, int [B]; any values.
+        weights: Non-negative weights of the samples, [B].
     """
     if weights is None:
         losses = per_sample.to(torch.promote_types(per_sample.dtype, torch.float32))
-        share = _weight_of_class(targets, None, losses.dtype).reciprocal()  # sums to 1 within every class present
+        share = _weight_of_class(targets, None, losses.dtype).reciprocal()  # sums to 1 over each class in the batch
         return torch.dot(share / share.sum(), losses)
     losses, weights = _masked(per_sample, weights)
     of_class = _weight_of_class(targets, weights, losses.dtype)  # n_y of each sample
@@ -51,19 +51,20 @@ def class_wise_mean(per_sample: Tensor, targets: Tensor, weights: Tensor | None 
 
 
 def _weight_of_class(targets: Tensor, weights: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """The weight that each sample's class has in the batch, [B]; on a GPU, unlike `bincount`, without a wait."""
-    if len(targets) <= 1024:  # all pairs: the fewest kernels, which is what a small batch on a GPU costs
+    """Total weight in the batch of each sample's class, [B]. Unlike `bincount`, it does not synchronise with a GPU."""
+    if len(targets) <= 1024:  # all pairs: the fewest kernels, which dominate the time of small batches on a GPU
         same = targets.unsqueeze(0) == targets.unsqueeze(1)
         return (same if weights is None else same * weights).sum(dim=1, dtype=dtype)
     weights = torch.ones_like(targets, dtype=dtype) if weights is None else weights
     in_order, order = targets.sort()  # linear in memory
     number = torch.zeros_like(targets)
-    number[order[1:]] = (in_order[1:] != in_order[:-1]).cumsum(0)  # of each sample's class: 0, 1, ...
+    number[order[1:]] = (in_order[1:] != in_order[:-1]).cumsum(0)  # number of each sample's class: 0, 1, ...
     return torch.zeros_like(weights).index_add(0, number, weights)[number]
 
 
 def _masked(per_sample: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in float32 at least, for counts to be exact; a loss of weight 0 counts as 0 even where it is infinite."""
+    """Losses and weights in float32 or better, so that counts are exact. A loss of weight 0 becomes 0, even if
+    infinite."""
     dtype = torch.promote_types(per_sample.dtype, torch.float32)
     weights = weights.to(dtype)
     return torch.where(weights > 0, per_sample.to(dtype), 0.0), weights
@@ -73,23 +74,24 @@ REDUCTIONS: dict[str, Reduction] = {"mean": mean, "class_wise_mean": class_wise_
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Softmax cross-entropy of every sample, [B]."""
+    """Softmax cross-entropy of each sample, [B]."""
     return F.cross_entropy(logits, targets, reduction="none")
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float = 2.0) -> Tensor:
-    """Cross-entropy of every sample between the softened outputs of teacher and student, [B].
+    """Cross-entropy of each sample between the softened outputs of teacher and student, [B].
 
-    No factor T^2, as in the published iCaRL baselines.
+    There is no factor T^2, as in the published iCaRL baselines.
     """
     soft = F.softmax(teacher / temperature, dim=1)
     return -(soft * F.log_softmax(student / temperature, dim=1)).sum(dim=1)
 
 
 def centre_loss(features: Tensor, targets: Tensor, centres: Tensor) -> Tensor:
-    """Squared distance of every feature [B, D] to its class's centre, centres [C, D]; paper eq. (8) before the mean.
+    """Squared distance of each feature [B, D] to the centre of its class, centres [C, D]; paper eq. (8) before the
+    mean.
 
-    Complements the class-wise mean for learners that score by prototypes (eq. (9)).
+    It complements the class-wise mean for learners that classify by prototypes (eq. (9)).
     """
     return (features - centres[targets]).square().sum(dim=1)
 
@@ -97,8 +99,8 @@ def centre_loss(features: Tensor, targets: Tensor, centres: Tensor) -> Tensor:
 class ClassCentres(nn.Module):
     """Running feature centres of classes, for `centre_loss`.
 
-    A class's centre begins as the mean of its first batch and then moves by `rate` towards the mean of each batch that
-    has the class, as in Wen et al., ECCV 2016; no gradient flows through it.
+    The centre of a class starts as the mean of its first batch and then moves by `rate` towards the mean of each batch
+    that contains the class, as in Wen et al., ECCV 2016. No gradient flows through the centres.
     """
 
     centres: Tensor
@@ -111,11 +113,13 @@ class ClassCentres(nn.Module):
         self.register_buffer("seen", torch.zeros(classes, dtype=torch.bool))
 
     def forward(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Move the centres by a batch, then give every sample's squared distance to its own, [B]."""
-        self._move(features.detach(), targets)
-        return centre_loss(features, targets, self.centres.clone())  # a later batch moves what backward would read
+        """Update the centres, then return the squared distance of each sample to its centre, [B]."""
+        self._update(features.detach(), targets)
+        return centre_loss(
+            features, targets, self.centres.clone()
+        )  # a copy, because later batches change the centres before backward
 
-    def _move(self, features: Tensor, targets: Tensor) -> None:
+    def _update(self, features: Tensor, targets: Tensor) -> None:
         classes = torch.arange(len(self.centres), device=targets.device)
         member = (targets == classes[:, None]).to(features.dtype)  # [C, B]
         count = member.sum(dim=1)

@@ -1,7 +1,7 @@
-"""`Stream`: an image set, a class order and arrivals, iterated as `Increment`s.
+"""`Stream`: images, a class order and arrivals, iterated as `Increment`s.
 
-Labels are remapped here, once, to their position in the class order: inside a learner the classes of a step are always
-the contiguous range `[seen_before, seen_now)`. Nothing else computes an offset.
+Labels are mapped once to their position in the class order. In a learner, the classes of a step are therefore always
+the range `[seen_before, seen_now)`, and no other code computes an offset.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from ffcil.errors import InputError
 
 @dataclass(frozen=True)
 class Increment:
-    """What arrives at one step."""
+    """The data of one step."""
 
     step: int
-    """1, 2, ..."""
+    """Number of the step, from 1."""
     seen_before: int
-    """classes of earlier steps"""
+    """Number of classes in earlier steps."""
     seen_now: int
-    """classes of this and earlier steps"""
+    """Number of classes in this and earlier steps."""
     train: ImageSet
-    """the training store; only `rows` of it, and rows kept from earlier steps, may be used"""
+    """All training images; only `rows` and rows kept from earlier steps may be used."""
     rows: Tensor
-    """int64: training images of the new classes"""
+    """Training images of the new classes, int64."""
     test: ImageSet
+    """All test images."""
     test_rows: Tensor
-    """int64: test images of all classes seen so far"""
+    """Test images of all classes seen so far, int64."""
 
     @property
     def classes(self) -> range:
@@ -54,7 +55,7 @@ class Increment:
 
 
 def class_order(classes: int, seed: int | None) -> tuple[int, ...]:
-    """The permutation that PyCIL and the field use: numpy's legacy generator, so that seed 1993 means the same here."""
+    """The permutation of classes that PyCIL and others use: numpy's legacy generator, usually with seed 1993."""
     if seed is None:
         return tuple(range(classes))
     return tuple(np.random.RandomState(seed).permutation(classes).tolist())
@@ -66,7 +67,7 @@ def _order_of(names: tuple[str, ...], arrivals: Arrivals, seed: int | None) -> t
     position = {name: k for k, name in enumerate(names)}
     missing = [label for label in arrivals.labels if label not in position]
     if missing:
-        raise InputError(f"The trace names class {missing[0]!r}, which the data set does not have: correct the trace.")
+        raise InputError(f"The trace contains class {missing[0]!r}, which is not in the data set: correct the trace.")
     return tuple(position[label] for label in arrivals.labels)
 
 
@@ -76,16 +77,18 @@ class Stream:
     def __init__(self, train: ImageSet, test: ImageSet, arrivals: Arrivals, class_seed: int | None = 0) -> None:
         if arrivals.classes > train.classes:
             raise InputError(
-                f"The arrivals bring {arrivals.classes} classes, but the data set has {train.classes}: lower the sizes."
+                f"The arrivals have {arrivals.classes} classes, but the data set has {train.classes}: lower the sizes."
             )
         if train.class_names != test.class_names:
-            raise InputError("Training and test images name different classes: give both the same, in the same order.")
+            raise InputError(
+                "Training and test images have different class names: give both the same names in the same order."
+            )
         self.arrivals = arrivals
         self.order = _order_of(train.class_names, arrivals, class_seed)[: arrivals.classes]
         self.train, self.test = self._remapped(train), self._remapped(test)
         if empty := (self.train.counts() == 0).nonzero().flatten().tolist():
             name = self.train.class_names[empty[0]]
-            raise InputError(f"Class {name!r} has no training images: add some, or leave the class out.")
+            raise InputError(f"Class {name!r} has no training images: add some, or remove the class.")
 
     def _remapped(self, images: ImageSet) -> ImageSet:
         position = torch.full((images.classes,), -1, device=images.labels.device)

@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ffcil.config.resolve import build_config, lay
+from ffcil.config.resolve import build_config, merge_overrides
 from ffcil.config.settings import RunConfig
 from ffcil.data.image_set import ImageSet
 from ffcil.data.own_images import DEFAULT_SIZE, own_augmentation
 from ffcil.data.pictures import Picture, frames
-from ffcil.data.placement import placed
+from ffcil.data.placement import place
 from ffcil.data.ragged import Images, RaggedImages
 from ffcil.data.sources import list_own
-from ffcil.data.torch_datasets import image_set_of, stored
+from ffcil.data.torch_datasets import image_set_of, store_frames
 from ffcil.errors import InputError
 from ffcil.methods import METHODS, build_learner, complete, find_method
 from ffcil.methods.learner import Learner
@@ -84,7 +84,7 @@ class Classifier:
         """drawn anew at every step: no two classifiers that learned anything have the same"""
         self._home: Path | None = None
         """the folder that it was saved to or loaded from"""
-        self._kept = ImageSet(stored([], self.size), torch.empty(0, dtype=torch.int64), ())
+        self._kept = ImageSet(store_frames([], self.size), torch.empty(0, dtype=torch.int64), ())
         """the images that later steps train on again, in the host's memory"""
         self._build()
 
@@ -168,7 +168,7 @@ class Classifier:
         if isinstance(images, str | Path):
             listing = list_own(Path(images).expanduser())
             train, test = listing.undivided().load(self.size)
-            return train, train if listing.drawn else test
+            return train, train if listing.random_split else test
         read = images if isinstance(images, ImageSet) else image_set_of(images, self.size)
         self._check_form(read.images)
         used = read.counts().nonzero().flatten().tolist()
@@ -183,7 +183,7 @@ class Classifier:
         return part, part
 
     def _check_form(self, images: Images) -> None:
-        expected = stored([], self.size)
+        expected = store_frames([], self.size)
         if isinstance(images, Tensor) and isinstance(expected, Tensor) and images.shape[2:] == expected.shape[2:]:
             return
         if isinstance(images, RaggedImages) and isinstance(expected, RaggedImages):
@@ -226,7 +226,7 @@ class Classifier:
             raise InputError(f"top is {top}: ask for one class at least.")
         guesses: list[list[Guess]] = []
         for batch in frames(images, self.size, self.config.evaluate_batch, skip_bad):
-            scores = self._scores(stored([frame for frame in batch if isinstance(frame, Tensor)], self.size))
+            scores = self._scores(store_frames([frame for frame in batch if isinstance(frame, Tensor)], self.size))
             best = scores.softmax(dim=1).topk(min(top, len(names)), dim=1)
             found = (
                 [Guess(names[label], score) for label, score in zip(labels, values, strict=True)]
@@ -262,7 +262,7 @@ class Classifier:
     def _scores(self, store: Images) -> Tensor:
         """Of the untouched images of a store, by the method's first classifier, [N, classes] on the CPU."""
         learner, device = self.learner, self.engine.device
-        images = placed(store, device) if isinstance(store, Tensor) else store.to(device)
+        images = place(store, device) if isinstance(store, Tensor) else store.to(device)
         with self.engine.settled(), evaluating(learner):
             rows = torch.arange(len(store))
             batches = [scores[learner.scored].cpu() for scores in learner.over(images, rows, learner.logits)]
@@ -304,7 +304,7 @@ class Classifier:
                 f"The classifier in {folder} is of method {config['method']!r}, which is not known here: add --import "
                 "FILE."
             )
-        changed = build_config(lay(config, changes or {}))
+        changed = build_config(merge_overrides(config, changes or {}))
         differing = [key for key, value in changed.model_dump(mode="json").items() if value != config.get(key, value)]
         if fixed := sorted(set(differing) - {*CHANGEABLE, *MEANINGLESS}):
             raise InputError(

@@ -28,7 +28,7 @@ ImageSize = Annotated[
 
 def resolve_source(name: str, data: Path | None) -> tuple[str, Path | None]:
     """A source by its own name, or by a path: then what is there says what it is."""
-    from ffcil.data.sources import SOURCES, find_source, kind_of
+    from ffcil.data.sources import SOURCES, find_source, form_of
 
     path = Path(name).expanduser()
     if name in SOURCES or not path.exists():
@@ -40,7 +40,7 @@ def resolve_source(name: str, data: Path | None) -> tuple[str, Path | None]:
         return name, data
     if data is not None:
         raise InputError(f"{name} is a path already: drop --data, or name a data set of `ffcil data list`.")
-    return kind_of(path), path
+    return form_of(path), path
 
 
 @app.command("list")
@@ -157,14 +157,14 @@ def _read(listing: Listing, name: str, root: Path | None, image_size: int | None
     import numpy as np
 
     from ffcil.data.cache import cache_folder
-    from ffcil.data.decoding import UnreadableImages, unreadable
+    from ffcil.data.decoding import UnreadableImages, find_unreadable
     from ffcil.data.own_images import TEST, TRAIN, UNUSED
     from ffcil.data.sources import remedy_for_bad_images
     from ffcil.data.store import open_store, verify_store
 
     if listing.ignored:
-        print(listing.told_ignored(), file=sys.stderr)
-    bad = unreadable(listing.encoded(), len(listing), listing.decoder(size))
+        print(listing.ignored_message(), file=sys.stderr)
+    bad = find_unreadable(listing.encoded(), len(listing), listing.decoder(size))
     store = cache_folder() / listing.key(size)
     prepared = store.is_dir()
     if prepared:

@@ -1,7 +1,8 @@
-"""Configuration files of PyCIL and PILOT (exps/*.json) as recipes: the same stream, memory, method and schedule.
+"""Translation of PyCIL and PILOT configuration files (exps/*.json): the same stream, memory, method and schedule.
 
-What such a file says is carried over where ffcil has it; what it does not say (PyCIL writes most hyper-parameters into
-its code) comes from the recipe of the same published setting. `left_out` names what was not carried over.
+Settings that ffcil supports are translated. Settings that a file does not contain, because PyCIL has most
+hyper-parameters in its code, come from the recipe of the same data set. `left_out` lists settings that are not
+translated.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from ffcil.errors import InputError
 
 
 class _Setting(NamedTuple):
-    """A data set as ffcil has it."""
+    """The data set of a file in ffcil."""
 
     recipe: str
     classes: int
     dataset: str | None = None
-    """where it is not the recipe's"""
+    """Name of the data set if it is not that of the recipe."""
 
 
 _DATASETS = {
@@ -42,14 +43,9 @@ _PRETRAINED = {
     "aper_adapter": "aper",
     **{name: name for name in ("ease", "fecam", "mos", "ranpac", "simplecil", "tuna")},
 }
-_BACKBONES = {
-    "resnet32": "resnet32",
-    "memo_resnet32": "resnet32",
-    "resnet18": "resnet18",
-    "memo_resnet18": "resnet18",
-}
+_BACKBONES = {f"{prefix}{name}": name for name in ("resnet32", "resnet18") for prefix in ("", "memo_")}
 _VITS = {"": "vit_base_patch16_224.augreg_in21k_ft_in1k", "_in21k": "vit_base_patch16_224.augreg_in21k"}
-"""which weights timm 0.6.12 had under vit_base_patch16_224 and vit_base_patch16_224_in21k"""
+"""Current names of the weights of vit_base_patch16_224 and vit_base_patch16_224_in21k in timm 0.6.12."""
 _VIT_NAME = re.compile(r"(?:pretrained_vit_b16_224|vit_base_patch16_224)(_in21k)?(?:_adapter|_ease|_mos|_tuna)?")
 _OPTIONS = {
     "aper": {"ffn_num": "rank"},
@@ -76,91 +72,68 @@ _OPTIONS = {
         "contrast_kd_factor": "contrastive_distillation_weight",
     },
 }
+_PHASE = ("epochs", "learning_rate", "milestones", "decay", "weight_decay")
+_FIRST_PHASE = ("init_epoch", "init_lr", "init_milestones", "init_lr_decay", "init_weight_decay")
+_LATER_PHASE = ("epochs", "lrate", "milestones", "lrate_decay", "weight_decay")
 _PHASES = {
-    "first": {
-        "init_epoch": "epochs",
-        "init_lr": "learning_rate",
-        "init_milestones": "milestones",
-        "init_lr_decay": "decay",
-        "init_weight_decay": "weight_decay",
-    },
-    "later": {
-        "epochs": "epochs",
-        "lrate": "learning_rate",
-        "milestones": "milestones",
-        "lrate_decay": "decay",
-        "weight_decay": "weight_decay",
-    },
+    "first": dict(zip(_FIRST_PHASE, _PHASE, strict=True)),
+    "later": dict(zip(_LATER_PHASE, _PHASE, strict=True)),
 }
 _TUNING = {"tuned_epoch": "epochs", "init_lr": "learning_rate", "weight_decay": "weight_decay"}
 _EASE_PHASES = {
     "first": {"init_epochs": "epochs", "init_lr": "learning_rate", "weight_decay": "weight_decay"},
     "later": {"later_epochs": "epochs", "later_lr": "learning_rate"},
 }
-"""what the later steps do not have, or have as 0, is that of the first; in equal steps all of it is"""
+"""Later settings that are missing or 0 are those of the first step; in equal steps, all are."""
 _STREAM = ("dataset", "init_cls", "increment", "shuffle", "seed", "memory_size", "memory_per_class", "fixed_memory")
-_NO_MATTER = (
+_IRRELEVANT = (
     *("prefix", "device", "debug", "skip", "model_name", "convnet_type", "backbone_type", "batch_size"),
     *("pretrained", "vpt_type", "prompt_token_num", "n_centroids", "ca_storage_efficient_method_choices"),
 )
-"""said otherwise, or of no consequence for what is learned"""
-_AS_HERE: dict[str, Any] = {
+"""Settings that are translated elsewhere, or that have no effect on the results."""
+_SAME_AS_FFCIL: dict[str, Any] = {
     "optimizer": "sgd",
-    "min_lr": 0,
-    "drop": 0,
-    "drop_path": 0,
-    "reinit_optimizer": True,
-    "ensemble": True,
     "ca_storage_efficient_method": "covariance",
-    "use_RP": True,
-    "use_simplecil": False,
-    "train_adaptive": False,
     "t_max": None,
-    "trans_cls_factor": 1,
-    "transfer_factor": 1,
     "infonce_kd_temp": 0.2,
     "init_interpolation_factor": 0.95,
     "ta_convnet_type": "resnet18",
     "aug": 2,
-    "use_diagonal": False,
-    "use_init_ptm": False,
-    "beta": 0,
-    "use_old_data": False,
-    "use_reweight": True,
-    "moni_adam": False,
     "adapter_num": -1,
+    **dict.fromkeys(("trans_cls_factor", "transfer_factor"), 1),
+    **dict.fromkeys(("min_lr", "drop", "drop_path", "beta"), 0),
+    **dict.fromkeys(("reinit_optimizer", "ensemble", "use_RP", "use_reweight"), True),
+    **dict.fromkeys(("use_simplecil", "train_adaptive", "use_diagonal", "use_init_ptm"), False),
+    **dict.fromkeys(("use_old_data", "moni_adam"), False),
 }
-"""values that mean what ffcil does anyway"""
+"""Values that agree with the behaviour of ffcil."""
 
 
 def is_foreign(content: Mapping[str, Any]) -> bool:
+    """Whether a file is a configuration of PyCIL or PILOT."""
     return "model_name" in content and bool({"init_cls", "prefix"} & content.keys())
 
 
-def translated(
+def translate(
     content: Mapping[str, Any], what: str, overrides: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[str, dict[str, Any]]:
-    """The recipe of the same published setting, and the fields in which the file differs; `what` names the file.
+    """The recipe of the same data set, and the fields in which the file differs; `what` names the file in errors.
 
-    Where `overrides`, which will be laid on top, ask for another kind of arrivals, another method or the framework,
-    what the file's own choice of these implies is left out.
+    If `overrides`, which are applied later, change the kind of arrivals, the method or the framework, the fields that
+    follow from the file's own choice are omitted.
     """
     name = str(content.get("dataset", "")).lower()
     if name not in _DATASETS:
         raise InputError(
-            f"{what} asks for data set {name!r}, which ffcil does not have under that name: it has "
+            f"{what} uses data set {name!r}, which ffcil does not support under this name: use one of "
             f"{', '.join(sorted(_DATASETS))}."
         )
     setting, method = _DATASETS[name], _method(content, what)
     _check_network(content, setting, method, what)
     seed = _seeds(content, what)[0]
-    sizes = _sizes(content, setting.classes, what)
-    arrivals = [over["arrivals"] for over in overrides if isinstance(over.get("arrivals"), Mapping)]
-    kinds = [asked["kind"] for asked in arrivals if "kind" in asked]
-    another = any(over.get("method", method) != method for over in overrides)
     fields: dict[str, Any] = {
         "method": method,
-        "arrivals": {"steps": len(sizes)} if kinds and kinds[-1] != "given" else {"kind": "given", "sizes": sizes},
+        "arrivals": _arrivals(_sizes(content, setting.classes, what), overrides),
         "class_seed": seed if content.get("shuffle", True) else None,
         "train_seed": seed,
         "backbone": _network(content, setting),
@@ -168,16 +141,13 @@ def translated(
     }
     if setting.dataset:
         fields["dataset"] = setting.dataset
-    if method == "icarl" and not another and not any(over.get("robust") for over in overrides):
-        fields["alignment"] = "none"  # theirs scores the nearest mean, and leaves the head as it is
-    options = _renamed(content, _OPTIONS.get(method, {}))
-    if method == "mos":
-        options["released"] = True  # what their code does, where it departs from the paper
-    if "contrastive_distillation_weight" in options:  # theirs is multiplied with the weight of the other term
-        options["contrastive_distillation_weight"] *= options.get("contrastive_weight", 1)
-    if options and not another:
-        fields["options"] = options
-    train = {} if another else _training(content, method, what)
+    train: dict[str, Any] = {}
+    if all(over.get("method", method) == method for over in overrides):
+        if method == "icarl" and not any(over.get("robust") for over in overrides):
+            fields["alignment"] = "none"  # PyCIL evaluates the nearest mean and does not align the head
+        if options := _method_options(content, method):
+            fields["options"] = options
+        train = _training(content, method, what)
     if name.endswith("_aa"):
         train["augment"] = "auto"
     if train:
@@ -185,14 +155,29 @@ def translated(
     return setting.recipe, fields
 
 
+def _arrivals(sizes: list[int], overrides: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    arrivals = [over["arrivals"] for over in overrides if isinstance(over.get("arrivals"), Mapping)]
+    kinds = [fields["kind"] for fields in arrivals if "kind" in fields]
+    return {"steps": len(sizes)} if kinds and kinds[-1] != "given" else {"kind": "given", "sizes": sizes}
+
+
+def _method_options(content: Mapping[str, Any], method: str) -> dict[str, Any]:
+    options = _renamed(content, _OPTIONS.get(method, {}))
+    if method == "mos":
+        options["released"] = True  # the behaviour of the released code
+    if "contrastive_distillation_weight" in options:  # in TagFex, relative to the weight of the other term
+        options["contrastive_distillation_weight"] *= options.get("contrastive_weight", 1)
+    return options
+
+
 def left_out(content: Mapping[str, Any], what: str) -> list[str]:
-    """What a file says that was not carried over, with its values."""
+    """Settings of a file that are not translated, with their values."""
     method = _method(content, what)
     pretrained, seeds = method in _PRETRAINED.values(), _seeds(content, what)
     phases = _phases(method).values()
-    known = {*_STREAM, *_NO_MATTER, *_OPTIONS.get(method, {}), *(key for phase in phases for key in phase)}
-    here = {**_AS_HERE, "scheduler": "cosine" if pretrained else "steplr"}
-    if pretrained:  # a cosine has none of these
+    known = {*_STREAM, *_IRRELEVANT, *_OPTIONS.get(method, {}), *(key for phase in phases for key in phase)}
+    here = {**_SAME_AS_FFCIL, "scheduler": "cosine" if pretrained else "steplr"}
+    if pretrained:  # not used by a cosine schedule
         known |= {"init_milestones", "init_lr_decay"}
     if method == "simplecil":  # nothing is trained
         known |= {"min_lr"}
@@ -207,7 +192,7 @@ def _method(content: Mapping[str, Any], what: str) -> str:
     name = str(content["model_name"]).lower()
     if name not in (*_CONVENTIONAL, *_PRETRAINED):
         raise InputError(
-            f"{what} asks for {name!r}, which ffcil does not have: of PyCIL's and PILOT's methods it has "
+            f"{what} uses the method {name!r}, which ffcil does not support: use one of "
             f"{', '.join(sorted([*_CONVENTIONAL, *_PRETRAINED]))}."
         )
     return _PRETRAINED.get(name, name)
@@ -218,22 +203,22 @@ def _check_network(content: Mapping[str, Any], setting: _Setting, method: str, w
     fits = _VIT_NAME.fullmatch(name) if pretrained else name in _BACKBONES
     if not fits:
         kind = "a ViT-B/16 (PILOT's names)" if pretrained else ", ".join(sorted(_BACKBONES))
-        raise InputError(f"{what} asks for {method!r} on {name!r}, which ffcil does not have: it stands on {kind}.")
+        raise InputError(f"{what} uses {method!r} with the network {name!r}, which ffcil does not support: use {kind}.")
     if pretrained != (setting.recipe in _VIT_RECIPES):
         other = "cifar224" if pretrained else "cifar100 or imagenet100"
-        raise InputError(f"{what} asks for {method!r} on images of another size than its network's: take {other}.")
+        raise InputError(f"{what} uses {method!r} with images of the wrong size for its network: use {other}.")
 
 
 def _memory(content: Mapping[str, Any], method: str, what: str) -> dict[str, Any]:
     if method in _PRETRAINED.values():
         return {}
-    ours, theirs = ("per_class", "memory_per_class") if content.get("fixed_memory") else ("budget", "memory_size")
-    count = content.get(theirs)
+    field, key = ("per_class", "memory_per_class") if content.get("fixed_memory") else ("budget", "memory_size")
+    count = content.get(key)
     if not isinstance(count, int) or count < 1:
         if method in _WITHOUT_MEMORY:
             return {}
-        raise InputError(f"{what} has {theirs} {count!r}, and {method!r} needs exemplars: give a whole number.")
-    return {"memory": {ours: count}}
+        raise InputError(f"{what} has {key} {count!r}, but {method!r} needs exemplars: give a whole number.")
+    return {"memory": {field: count}}
 
 
 def _network_name(content: Mapping[str, Any]) -> str:
@@ -249,7 +234,7 @@ def _network(content: Mapping[str, Any], setting: _Setting) -> str:
 
 
 def _sizes(content: Mapping[str, Any], classes: int, what: str) -> list[int]:
-    """As PyCIL's data manager makes them: the first step, equal steps, and what is left."""
+    """Step sizes like those of PyCIL's data manager: the first step, equal steps, and the rest."""
     first, increment = content.get("init_cls"), content.get("increment")
     if not (isinstance(first, int) and isinstance(increment, int) and 0 < first <= classes and increment > 0):
         raise InputError(
@@ -268,20 +253,20 @@ def _seeds(content: Mapping[str, Any], what: str) -> Sequence[int]:
 
 
 def _renamed(content: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    return {ours: content[theirs] for theirs, ours in names.items() if content.get(theirs) is not None}
+    return {field: content[key] for key, field in names.items() if content.get(key) is not None}
 
 
 def _phases(method: str) -> Mapping[str, Mapping[str, str]]:
-    """Names of a schedule's fields, theirs and ours, by phase."""
+    """Fields of a schedule by phase, as a mapping from names in the file to names in ffcil."""
     if method in _PRETRAINED.values():
         return _EASE_PHASES if method == "ease" else {"first": _TUNING}
     return _PHASES
 
 
 def _training(content: Mapping[str, Any], method: str, what: str) -> dict[str, Any]:
-    """The schedule where the file has one."""
+    """The schedule of the file, if it has one."""
     if content.get("optimizer", "sgd") != "sgd":
-        raise InputError(f"{what} has optimizer {content['optimizer']!r}: ffcil trains with SGD alone.")
+        raise InputError(f"{what} has optimizer {content['optimizer']!r}, but ffcil only supports sgd.")
     if method == "simplecil":
         return {}
     phases = {name: found for name, names in _phases(method).items() if (found := _renamed(content, names))}

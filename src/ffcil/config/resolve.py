@@ -1,7 +1,8 @@
-"""Recipes, overrides, and the configuration that they resolve to, every name checked."""
+"""Recipes, overrides, and the configuration that they resolve to."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
@@ -10,30 +11,32 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from ffcil.config.pycil_pilot import is_foreign, left_out, translated
+from ffcil.config.pycil_pilot import is_foreign, left_out, translate
 from ffcil.config.settings import ARRIVALS, RunConfig, Settings, validate
 from ffcil.errors import InputError, unknown
 
 RECIPE_FILES = (".yaml", ".yml", ".json")
-"""JSON is YAML: a run's config.json is a recipe"""
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a study reads a recipe for each of its runs
+"""Suffixes of recipe files. JSON is YAML, so the config.json of a run is a recipe too."""
+KINDS = ("conventional", "pretrained")
+"""Kinds of methods."""
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # fast, because a study reads a recipe for each of its runs
 
 
 def recipe_names() -> list[str]:
     return sorted(
-        p.name.removesuffix(".yaml")
-        for p in resources.files("ffcil.config.recipes").iterdir()
-        if p.name.endswith(".yaml")
+        file.name.removesuffix(".yaml")
+        for file in resources.files("ffcil.config.recipes").iterdir()
+        if file.name.endswith(".yaml")
     )
 
 
 def load_recipe(name: str) -> dict[str, Any]:
-    """A recipe of the package by name, or any YAML file by path."""
+    """Read a recipe of the package by name, or a YAML or JSON file by path."""
     path = Path(name)
     if path.suffix in RECIPE_FILES:
         if not path.is_file():
             raise InputError(
-                f"There is no recipe file {name!r}: name an existing file or one of: {', '.join(recipe_names())}."
+                f"There is no recipe file {name!r}: give an existing file or one of: {', '.join(recipe_names())}."
             )
         text = path.read_bytes().decode("utf-8", errors="replace")
     elif name in recipe_names():
@@ -44,13 +47,13 @@ def load_recipe(name: str) -> dict[str, Any]:
 
 
 def not_carried_over(recipe: str) -> list[str]:
-    """What a file of PyCIL's or PILOT's says that its translation does not."""
+    """Settings of a PyCIL or PILOT file that its translation does not contain."""
     content = load_recipe(recipe)
     return left_out(content, f"The file {recipe}") if is_foreign(content) else []
 
 
 def read_yaml(what: str, text: str) -> dict[str, Any]:
-    """The mapping of fields in a YAML text; `what` names it in errors."""
+    """Read a YAML mapping of fields; `what` names the text in errors."""
     try:
         content = yaml.load(text, _LOADER)
     except (yaml.YAMLError, ValueError) as error:
@@ -61,7 +64,7 @@ def read_yaml(what: str, text: str) -> dict[str, Any]:
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
-    """`["train.batch=64", "arrivals.sizes=[1,2]"]` as a nested mapping; values are YAML."""
+    """Convert assignments such as `["train.batch=64", "arrivals.sizes=[1,2]"]` to a nested mapping; values are YAML."""
     nested: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
@@ -77,14 +80,14 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
             place = place.setdefault(parent, {})
             if not isinstance(place, dict):
                 raise InputError(
-                    f"--set {assignment!r} goes into {parent!r}, which another --set made a plain value: drop one."
+                    f"--set {assignment!r} contradicts another --set, which gives {parent!r} a plain value: drop one."
                 )
         place[leaf] = value
     return nested
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`, mappings merged field by field."""
+    """Merge `over` into `base`; nested mappings are merged field by field."""
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
@@ -93,22 +96,22 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merge_arrivals(base: Any, over: Any) -> Any:
-    """Fields of another kind than the one asked for are dropped from `base`, not from `over`."""
+    """Merge settings of arrivals. If `over` changes the kind, fields of `base` that the new kind lacks are dropped."""
     if not isinstance(over, Mapping):
         return over
     base = base if isinstance(base, Mapping) else {}
     kind = over.get("kind")
-    if kind is None:  # sizes or a trace say by themselves what they are
+    if kind is None:  # sizes or a trace imply the kind
         kind = "given" if "sizes" in over else "trace" if "trace" in over else base.get("kind")
     if kind != base.get("kind"):
         fields = _kind_of_arrivals(kind).model_fields
-        # given sizes come as given, whatever the order of a spectrum was
+        # the order of a spectrum does not apply to given sizes
         base = {key: value for key, value in base.items() if key in fields and not (kind == "given" and key == "order")}
     return {**base, **over, "kind": kind}
 
 
-def lay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration's fields with those of `over` laid on top."""
+def merge_overrides(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge `over` into the fields of a configuration."""
     merged = merge(base, over)
     if "arrivals" in over:
         merged["arrivals"] = _merge_arrivals(base.get("arrivals"), over["arrivals"])
@@ -124,7 +127,7 @@ def _kind_of_arrivals(kind: Any) -> type[Settings]:
 
 
 def check_names(settings: Mapping[str, Any], model: type[BaseModel], prefix: str = "") -> None:
-    """Every key is a field of `model`; a wrong one is answered with the nearest right one."""
+    """Raise an error that suggests the nearest name if a key is not a field of `model`."""
     for key, value in settings.items():
         if key not in model.model_fields:
             raise unknown("field", f"{prefix}{key}", [f"{prefix}{name}" for name in model.model_fields])
@@ -143,41 +146,62 @@ def _check_arrivals(arrivals: Any) -> None:
             others = [name for name, model in ARRIVALS.items() if key in model.model_fields]
             if others:
                 raise InputError(
-                    f"arrivals.{key} has no meaning for kind {kind!r}: set arrivals.kind={others[0]}, or drop it."
+                    f"arrivals.{key} does not apply to kind {kind!r}: set arrivals.kind={others[0]}, or drop it."
                 )
             raise unknown("field", f"arrivals.{key}", [f"arrivals.{name}" for name in fields])
 
 
 def build_config(settings: Mapping[str, Any]) -> RunConfig:
-    """A complete configuration from a nested mapping, every name checked."""
+    """Build a complete configuration from a nested mapping."""
     check_names(settings, RunConfig)
     _check_arrivals(settings.get("arrivals"))
     return validate(RunConfig, settings)
 
 
 def resolve(recipe: str, *overrides: Mapping[str, Any]) -> RunConfig:
-    """The configuration that a recipe gives under `overrides` (nested), laid on it one after another.
+    """The configuration of a recipe with `overrides` (nested mappings), applied in their order.
 
-    A recipe may hold a mapping `methods` from a method's name to the fields in which it differs. It may be a
-    configuration file of PyCIL's or PILOT's.
+    A recipe may have a mapping `kinds`, from a kind of methods (conventional, pretrained) to the fields in which its
+    methods differ, and a mapping `methods`, from the name of a method to the fields in which it differs. A recipe may
+    also be a configuration file of PyCIL or PILOT.
     """
     settings = load_recipe(recipe)
     if is_foreign(settings):
-        base, theirs = translated(settings, f"The file {recipe}", overrides)
-        return resolve(base, theirs, *overrides)
-    by_method = settings.pop("methods", None) or {}
-    method = next((over["method"] for over in reversed(overrides) if "method" in over), settings.get("method"))
-    if not isinstance(by_method, Mapping) or not all(isinstance(fields, Mapping) for fields in by_method.values()):
-        raise InputError(f"`methods` in recipe {recipe!r} must map methods to the fields in which they differ.")
-    if isinstance(method, str):
-        settings = lay(settings, by_method.get(method, {}))
+        base, translation = translate(settings, f"The file {recipe}", overrides)
+        return resolve(base, translation, *overrides)
     for over in overrides:
-        settings = lay(settings, over)
+        check_names(over, RunConfig)  # before `_kind_of_method`, which may import torch
+    by_kind, by_method = _pop_mapping(settings, "kinds", recipe), _pop_mapping(settings, "methods", recipe)
+    for kind in by_kind:
+        if kind not in KINDS:
+            raise unknown("kind of methods", kind, KINDS)
+    method = next((over["method"] for over in reversed(overrides) if "method" in over), settings.get("method"))
+    if isinstance(method, str):
+        if by_kind:
+            settings = merge_overrides(settings, by_kind.get(_kind_of_method(method), {}))
+        settings = merge_overrides(settings, by_method.get(method, {}))
+    for over in overrides:
+        settings = merge_overrides(settings, over)
     return build_config(settings)
 
 
+def _pop_mapping(settings: dict[str, Any], name: str, recipe: str) -> Mapping[Any, Mapping[str, Any]]:
+    found = settings.pop(name, None) or {}
+    if not isinstance(found, Mapping) or not all(isinstance(fields, Mapping) for fields in found.values()):
+        raise InputError(f"`{name}` in recipe {recipe!r} must map {name} to the fields in which they differ.")
+    return found
+
+
+def _kind_of_method(name: str) -> str | None:
+    """Kind of a registered method; None for an unknown name, which is reported when the method is built."""
+    methods = importlib.import_module("ffcil.methods")  # imported only if needed, because it imports torch
+    if name not in methods.METHODS:
+        return None
+    return "pretrained" if methods.METHODS[name].pretrained else "conventional"
+
+
 def describe_fields(model: type[BaseModel] = RunConfig, prefix: str = "") -> list[dict[str, Any]]:
-    """Every field that `--set` takes: its dotted name, default (None where a recipe must give it) and meaning."""
+    """All fields for `--set`: dotted name, default (None if the recipe must give it) and meaning."""
     rows: list[dict[str, Any]] = []
     for name, info in model.model_fields.items():
         annotation, about = info.annotation, " ".join((info.description or "").split())

@@ -1,4 +1,4 @@
-"""The typed configuration of a run. No torch here: a typo is answered at once."""
+"""The typed configuration of a run. It does not import torch, so that errors are reported without delay."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
+from ffcil.arrivals import Arrivals, equal_arrivals, free_flow, from_trace, given_arrivals, half_arrivals
 from ffcil.errors import InputError
 
 Order = Literal["jumbled", "ascending", "descending"]
@@ -16,18 +17,26 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class Settings(BaseModel):
-    """Base of every configuration: frozen, and a field that does not exist is an error."""
+    """Base class of all settings. They are immutable, and unknown fields are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class DrawnArrivals(Settings):
-    """What the schedules that are made, rather than given, have in common."""
+    """Common fields of the schedules that are computed rather than given."""
 
     classes: PositiveInt | None = None
-    """use this many classes of the data set; null: all"""
+    """Number of classes of the data set to use; null for all."""
     steps: PositiveInt
-    """into how many steps they are divided"""
+    """Number of steps."""
+
+    def _classes(self, available: int) -> int:
+        classes = self.classes or available
+        if classes > available:
+            raise InputError(
+                f"arrivals.classes is {classes}, but the data set has {available}: lower it, or set it to null."
+            )
+        return classes
 
 
 class EqualArrivals(DrawnArrivals):
@@ -35,45 +44,61 @@ class EqualArrivals(DrawnArrivals):
 
     kind: Literal["equal"] = "equal"
 
+    def build(self, available: int, seed: int) -> Arrivals:
+        return equal_arrivals(self._classes(available), self.steps)
+
 
 class HalfArrivals(DrawnArrivals):
-    """Half of the classes first, the rest in equal steps."""
+    """The first step brings half of the classes, equal steps bring the others."""
 
     kind: Literal["half"] = "half"
 
+    def build(self, available: int, seed: int) -> Arrivals:
+        return half_arrivals(self._classes(available), self.steps)
+
 
 class FreeFlowArrivals(DrawnArrivals):
-    """A class-arrival spectrum of intensity alpha between two bounds, then an order."""
+    """Irregular steps: a class-arrival spectrum of intensity alpha between two bounds, in some order."""
 
     kind: Literal["free-flow"] = "free-flow"
     smallest: PositiveInt = 1
-    """fewest classes at a step"""
+    """Smallest number of new classes in a step."""
     largest: PositiveInt
-    """most classes at a step"""
+    """Largest number of new classes in a step."""
     alpha: float = 1.0
-    """intensity: towards 0 equal steps, towards infinity only the two bounds"""
+    """Intensity of the spectrum: near 0, steps are equal; for large values, all sizes are at one of the bounds."""
     order: Order = "jumbled"
-    """jumbled, ascending or descending"""
+    """Order of the step sizes: jumbled, ascending or descending."""
+
+    def build(self, available: int, seed: int) -> Arrivals:
+        bounds = (self.smallest, self.largest)
+        return free_flow(self._classes(available), self.steps, *bounds, self.alpha, self.order, seed)
 
 
 class GivenArrivals(Settings):
-    """Sizes as given."""
+    """Step sizes given by the user."""
 
     kind: Literal["given"] = "given"
     sizes: tuple[PositiveInt, ...]
-    """new classes of each step, for example [1,4,2]"""
+    """Number of new classes in each step, for example [1,4,2]."""
     order: Order | Literal["given"] = "given"
-    """given, jumbled, ascending or descending"""
+    """Order of the step sizes: given, jumbled, ascending or descending."""
+
+    def build(self, available: int, seed: int) -> Arrivals:
+        return given_arrivals(self.sizes, self.order, seed)
 
 
 class TraceArrivals(Settings):
-    """A CSV of classes and the time at which each was first seen, grouped by a window."""
+    """Steps read from a trace: a CSV file of classes and the time at which each was first seen."""
 
     kind: Literal["trace"] = "trace"
     trace: str
-    """CSV file of classes and the times at which they were first seen"""
+    """CSV file of classes and the time at which each was first seen."""
     window: str = Field("1d", coerce_numbers_to_str=True)
-    """12h, 7d, or a number in the trace's own units"""
+    """Length of time that forms one step: 12h, 7d, or a number in the units of the trace."""
+
+    def build(self, available: int, seed: int) -> Arrivals:
+        return from_trace(self.trace, self.window)
 
 
 ArrivalsSettings = Annotated[
@@ -86,62 +111,62 @@ ARRIVALS: dict[str, type[Settings]] = {
 
 
 class Phase(Settings):
-    """Optimisation of one step."""
+    """Optimisation settings of one step."""
 
     epochs: PositiveInt
-    """passes over the step's training set"""
+    """Number of epochs."""
     learning_rate: float = Field(0.1, gt=0)
-    """at the first epoch"""
+    """Learning rate of the first epoch."""
     schedule: Literal["milestones", "cosine"] = "milestones"
-    """of the learning rate; cosine ends at 0"""
+    """Schedule of the learning rate; `cosine` ends at 0."""
     milestones: tuple[PositiveInt, ...] = ()
-    """epochs at which schedule `milestones` multiplies the learning rate by `decay`"""
+    """Epochs at which the schedule `milestones` multiplies the learning rate by `decay`."""
     decay: float = Field(0.1, gt=0, le=1)
-    """factor at each milestone"""
+    """Factor of the learning rate at each milestone."""
     weight_decay: float = Field(5e-4, ge=0)
-    """on every trainable tensor"""
+    """Weight decay of all trained parameters."""
 
     def scaled(self, factor: float) -> Phase:
-        """Epochs and milestones multiplied by `factor`, one epoch at least."""
+        """The same settings with epochs and milestones multiplied by `factor` (at least one epoch)."""
         epochs, *milestones = (max(1, round(epoch * factor)) for epoch in (self.epochs, *self.milestones))
         return self.model_copy(update={"epochs": epochs, "milestones": tuple(milestones)})
 
 
 class TrainSettings(Settings):
-    """The training loop."""
+    """Settings of the training loop."""
 
     batch: PositiveInt = 128
-    """images of a training step; an epoch's last batch is filled up by drawing again"""
+    """Batch size. The last batch of an epoch is filled with further random images."""
     momentum: float = Field(0.9, ge=0, lt=1)
-    """of SGD"""
+    """Momentum of SGD."""
     augment: Literal["standard", "auto", "none"] = "standard"
-    """`standard`: the data set's usual crop, flip and brightness; `auto`: AutoAugment, Cutout too; `none`: neither"""
+    """Augmentation: `standard` for crop, flip and brightness; `auto` to add AutoAugment and Cutout; `none`."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """`auto`: bfloat16 autocast on a GPU, float32 on a CPU; losses and heads are always float32"""
+    """Precision: `auto` is bfloat16 autocast on a GPU and float32 on a CPU. Losses and heads are always float32."""
     graph: bool = True
-    """capture a training step as one CUDA graph (a GPU only)"""
+    """Whether to capture a training iteration as a CUDA graph (GPU only)."""
     compile: bool = True
-    """torch.compile of the backbone (a GPU only)"""
+    """Whether to compile the backbone with torch.compile (GPU only)."""
     epochs_scale: float = Field(1.0, gt=0, le=1000)
-    """multiplies epochs and milestones of both phases: 0.1 for a quick look at a published schedule"""
+    """Factor of all epochs and milestones, for example 0.1 for a quick trial of a published schedule."""
     first: Phase
-    """the first step"""
+    """Optimisation of the first step."""
     later: Phase
-    """every step after it"""
+    """Optimisation of all later steps."""
 
     def scaled(self) -> TrainSettings:
-        """With `epochs_scale` carried out."""
+        """The same settings with `epochs_scale` applied."""
         first, later = (phase.scaled(self.epochs_scale) for phase in (self.first, self.later))
         return self.model_copy(update={"epochs_scale": 1.0, "first": first, "later": later})
 
 
 class MemorySettings(Settings):
-    """Exemplars: a total budget shared by all classes seen, or a constant number a class."""
+    """Number of exemplars: a total budget shared by all classes seen, or a constant number per class."""
 
     budget: PositiveInt | None = None
-    """exemplars in all, shared equally by the classes seen"""
+    """Total number of exemplars, shared equally by the classes seen."""
     per_class: PositiveInt | None = None
-    """exemplars of each class, instead of a budget"""
+    """Number of exemplars per class, instead of a budget."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -151,87 +176,89 @@ class MemorySettings(Settings):
 
 
 class DiwaSettings(Settings):
-    """Constants of Dynamic Intervention Weight Alignment, paper eq. (12); the paper does not print their values."""
+    """Constants of Dynamic Intervention Weight Alignment, paper eq. (12). The paper does not give their values."""
 
     eta_min: float = Field(0.1, ge=0, le=1)
-    """strength of the alignment after a step of one class"""
+    """Strength of the alignment after a step with one new class."""
     tau: float = Field(5.0, gt=0)
-    """classes over which the strength approaches 1"""
+    """Number of new classes over which the strength approaches 1."""
 
 
 class HaSettings(Settings):
-    """Head-Agnostic Alignment, for pre-trained methods; the paper prints `surrogates` and no other constant."""
+    """Head-Agnostic Alignment, for pre-trained methods. Of its constants, the paper gives only `surrogates`."""
 
     use: bool | None = None
-    """null: where `robust` is true"""
+    """Whether to use HA; null: if `robust` is true."""
     surrogates: int = Field(20, ge=0)
-    """features drawn of each earlier class, paper eq. (15); 0: none (the paper's ablation)"""
+    """Number of features sampled per earlier class, paper eq. (15); 0 is an ablation of the paper."""
     identity: bool = True
-    """hold aligned features near the features themselves, paper eq. (16); false: the paper's ablation"""
+    """Whether to penalise the distance of aligned features from the original ones, paper eq. (16); false is an ablation
+    of the paper."""
     identity_weight: float = Field(1.0, gt=0)
-    """of that term; 1 is the paper's, under which features of a large norm hardly move"""
+    """Weight of this penalty. With 1, the value of the paper, features of a large norm hardly move."""
     bottleneck: PositiveInt = 64
-    """width between its two layers"""
+    """Hidden size of the alignment network."""
     epochs: PositiveInt = 10
-    """passes over a step's features"""
+    """Number of epochs on the features of a step."""
     batch: PositiveInt = 128
-    """features of a training step"""
+    """Batch size, in features."""
     learning_rate: float = Field(1e-3, gt=0)
-    """of Adam"""
+    """Learning rate of Adam."""
 
 
 class RunConfig(Settings):
-    """One run, complete: the same configuration gives the same run."""
+    """The complete configuration of one run. The same configuration gives the same results."""
 
     dataset: str
-    """`ffcil data list` has them"""
+    """Name of the data set; `ffcil data list` lists them."""
     method: str
-    """`ffcil methods` lists them"""
+    """Name of the method; `ffcil methods` lists them."""
     robust: bool = False
-    """true: the paper's framework: class-wise mean, with DIWA or, for pre-trained methods, HA; each part can be set
-    alone below"""
+    """Whether to use the framework of the paper: the class-wise mean with DIWA or, for pre-trained methods, with HA.
+    Each part can also be set separately."""
     reduction: Literal["auto", "mean", "class_wise_mean"] = "auto"
-    """how per-sample losses become one number; auto: class_wise_mean where robust"""
+    """Reduction of per-sample losses; auto: class_wise_mean if `robust`, else mean."""
     alignment: Literal["auto", "none", "wa", "diwa"] = "auto"
-    """of the head after a step; auto: diwa where robust, else the method's own"""
+    """Alignment of the head after each step; auto: diwa if `robust`, else that of the original method."""
     diwa: DiwaSettings = DiwaSettings()
     ha: HaSettings = HaSettings()
     centre_weight: float = Field(0.0, ge=0)
-    """of the centre loss, for methods with a nearest-mean classifier, paper eq. (8); 1 in eq. (9), 0: none"""
+    """Weight of the centre loss, paper eq. (8), for methods with a nearest-mean classifier. Eq. (9) uses 1; 0 disables
+    it."""
     arrivals: ArrivalsSettings
     class_seed: Seed | None = 0
-    """of the class permutation; null: the data set's own order"""
+    """Seed of the class permutation; null for the order of the data set."""
     arrival_seed: Seed = 0
-    """of the spectrum and its order"""
+    """Seed of the step sizes and their order."""
     train_seed: Seed = 0
-    """of initialisation, batches and augmentation"""
+    """Seed of the initialisation, the batches and the augmentation."""
     backbone: str
-    """resnet8 (small, for a CPU), resnet32, resnet18 (small images), resnet18-imagenet, resnet18-imagenet-3x3; for
-    pre-trained methods a ViT of timm's by name and tag"""
+    """Backbone: resnet8 (small, for a CPU), resnet32, resnet18 (small images), resnet18-imagenet or
+    resnet18-imagenet-3x3; for pre-trained methods the name and tag of a timm ViT."""
     weights: str | None = None
-    """of a pre-trained backbone: a file, `hub` for those that timm publishes under its name, `embedded` for those of
-    glyph_vit; null: random"""
+    """Weights of a pre-trained backbone: a file, `hub` for the weights that timm publishes under this name, `embedded`
+    for glyph_vit, or null for random weights."""
     normalise: Literal["auto", "data", "unit", "weights"] = "auto"
-    """of pixels: by the data set's mean and deviation; to [0, 1] alone; as the weights' own training did; auto: `data`,
-    and `unit` for pre-trained methods, as the published ones"""
+    """Normalisation of pixels: `data` by mean and deviation of the data set, `unit` to [0, 1] only, `weights` as in the
+    training of the weights; auto: `unit` for pre-trained methods, as published, else `data`."""
     image_size: PositiveInt | None = None
-    """side of the network's input; null: that of the data set's images, else 224 for published photographs and 64 for
-    one's own images"""
+    """Side of the network's input in pixels; null: that of the data set's images, or, if these differ in size, 224 for
+    published photographs and 64 for your own images."""
     memory: MemorySettings
     train: TrainSettings
     options: dict[str, Any] = {}
-    """the method's own fields: `ffcil methods` lists them"""
+    """Fields of the method; `ffcil methods` lists them."""
     evaluate_batch: int = Field(1000, gt=0, le=1_000_000)
-    """images at a time when features and predictions are computed"""
+    """Batch size for computing features and predictions."""
     checkpoint_seconds: float = Field(30.0, ge=0)
-    """write a checkpoint at the first epoch's end after this many seconds; 0: after every epoch"""
+    """Seconds between checkpoints, which are written at the end of an epoch; 0: after every epoch."""
 
     def content(self) -> dict[str, Any]:
-        """The fields that a run's records depend on, as JSON values."""
+        """The fields that determine the records of a run, as JSON values."""
         return self.model_dump(mode="json", exclude={"checkpoint_seconds"})
 
     def identity(self) -> str:
-        """A hash of the content: the name of the run's folder."""
+        """Hash of the content, used as the name of the run's folder."""
         canonical = json.dumps(self.content(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
@@ -240,7 +267,7 @@ def _sentence(error: ValidationError) -> str:
     first = error.errors()[0]
     parts = list(first["loc"])
     if parts[:1] == ["arrivals"]:
-        del parts[1:2]  # the kind, which pydantic puts there
+        del parts[1:2]  # pydantic inserts the kind of arrivals here
     place = ".".join(map(str, parts))
     message = first["msg"].removeprefix("Value error, ").removesuffix(".")
     given = "" if isinstance(first["input"], Mapping | BaseModel) else f", not {first['input']!r}"
@@ -251,7 +278,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def validate(model: type[Model], settings: Mapping[str, Any]) -> Model:
-    """`settings` as `model`, or an `InputError` of one sentence."""
+    """Build `model` from `settings`, or raise an `InputError` of one sentence."""
     try:
         return model.model_validate(settings)
     except ValidationError as error:

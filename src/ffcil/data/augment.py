@@ -1,4 +1,4 @@
-"""Batched augmentation on the device: crop, flip, brightness, AutoAugment, Cutout, normalisation of a batch at once."""
+"""Augmentation of whole batches on the device: crop, flip, brightness, AutoAugment, Cutout and normalisation."""
 
 from __future__ import annotations
 
@@ -15,54 +15,54 @@ from ffcil.data.resized_crop import ResizedCrop
 
 
 class Draws(NamedTuple):
-    """The random parameters of n training images; every tensor is [n, ...]."""
+    """Random parameters of n training images; every tensor is [n, ...]."""
 
     top: Tensor
-    """int64, row of the padded image at which the crop begins, 0 .. 2 * padding"""
+    """int64, first row of the crop in the padded image, 0 .. 2 * padding."""
     left: Tensor
-    """int64, column of the padded image at which the crop begins, 0 .. 2 * padding"""
+    """int64, first column of the crop in the padded image, 0 .. 2 * padding."""
     flip: Tensor
-    """bool, mirrored left to right"""
+    """bool, whether the image is flipped horizontally."""
     brightness: Tensor
-    """float32, factor on the pixel values"""
+    """float32, factor of the pixel values."""
     operations: Tensor
-    """int64 [n, 2], the two operations of AutoAugment by their numbers in the policy; [n, 0] without it"""
+    """int64 [n, 2], indices of the two AutoAugment operations in the policy; [n, 0] without AutoAugment."""
     hole: Tensor
-    """float32 [n, 2], centre of Cutout's hole, as a share of the height and of the width; [n, 0] without it"""
+    """float32 [n, 2], centre of the Cutout square as a fraction of height and width; [n, 0] without Cutout."""
     box: Tensor
-    """int64 [n, 4], top, left, height and width of a resized crop; [n, 0] without it"""
+    """int64 [n, 4], top, left, height and width of a resized crop; [n, 0] without a resized crop."""
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How training and test images become the network's input.
+    """Conversion of training and test images to the input of the network.
 
-    Training: zero padding and a random crop of the original size, or the resized crop that `crop` describes; a
-    horizontal flip, brightness; where `auto` is on, an AutoAugment policy and Cutout; [0, 1] and normalisation, in that
-    order. Test: the middle where there is a `crop`; [0, 1] and normalisation. The random part is drawn apart from its
-    use, so that a run can draw an epoch from its own CPU generator while `train` sits inside a captured CUDA graph.
+    Training images get, in this order: zero padding and a random crop of the original size, or the resized crop of
+    `crop`; a horizontal flip; brightness; if `auto` is set, an AutoAugment policy and Cutout; normalisation. Test
+    images get a centre crop if `crop` is set, and normalisation. Random parameters are drawn separately, so that a run
+    can draw an epoch from its own CPU generator while `train` is part of a captured CUDA graph.
 
     A store is a uint8 tensor [N, 3, H, W] or a `RaggedImages`, which needs a `crop`.
     """
 
     mean: tuple[float, float, float]
-    """of each channel, for pixels in [0, 1]"""
+    """Mean of each channel, for pixels in [0, 1]."""
     std: tuple[float, float, float]
-    """of each channel, for pixels in [0, 1]"""
+    """Standard deviation of each channel, for pixels in [0, 1]."""
     padding: int = 4
-    """black pixels added on each of the four sides before the crop"""
+    """Number of black pixels added on each side before the crop."""
     flip: bool = True
-    """whether every second image, at random, is mirrored"""
+    """Whether images are flipped horizontally with probability 0.5."""
     brightness: float = 63 / 255
-    """b: the factor is uniform in [1 - b, 1 + b]"""
+    """Range b of the brightness factor, which is uniform in [1 - b, 1 + b]."""
     auto: bool = False
-    """whether AutoAugment and Cutout come on top; `policy` and `cutout` say in which form"""
+    """Whether to use AutoAugment (see `policy`) and Cutout (see `cutout`)."""
     policy: PolicyName = "cifar10"
-    """the AutoAugment policy: that of the published data set whose images are the most alike"""
+    """AutoAugment policy, named after the data set for which it was found."""
     cutout: int = 16
-    """side in pixels of the black square, centred anywhere in the image and cut at its borders; 0: none"""
+    """Side of the black Cutout square in pixels; 0 for none. Its centre is anywhere in the image."""
     crop: ResizedCrop | None = None
-    """how images become squares of one size; None: they are, and stay as they are but for the padding"""
+    """Resized crop that gives all images one size; None if the stored images already have one size."""
 
     def __post_init__(self) -> None:
         if self.padding < 0:
@@ -72,20 +72,19 @@ class Augmentation:
         if self.cutout < 0:
             raise ValueError(f"cutout must be 0 or more, not {self.cutout}")
 
-    def still(self) -> Augmentation:
-        """The same without anything random: training images look like test images."""
+    def without_randomness(self) -> Augmentation:
+        """The same transform without random changes: training images are treated like test images."""
         crop = self.crop and replace(self.crop, random=False)
         return replace(self, padding=0, flip=False, brightness=0.0, auto=False, crop=crop)
 
     def draw(self, n: int, generator: torch.Generator, sizes: Tensor | None = None) -> Draws:
-        """Parameters of `n` images, on the generator's device; a resized crop needs their `sizes` (int64, [n, 2]).
+        """Draw parameters of `n` images on the generator's device; a resized crop needs `sizes` (int64, [n, 2]).
 
-        A crop, flip or brightness that is switched off still consumes its randomness. AutoAugment, Cutout and resized
-        crops draw after them, in this order and only where they are on, so that a run without them has the batches that
-        it had before there were any.
+        Crop, flip and brightness consume random numbers even if they are disabled. AutoAugment, Cutout and resized
+        crops draw after them, in this order and only if enabled, so that they do not change the batches of other runs.
         """
         if self.crop is not None and sizes is None:
-            raise ValueError("a resized crop is drawn for images of known sizes: give draw() their sizes")
+            raise ValueError("draw() needs the sizes of the images for a resized crop")
         device = generator.device
         offsets = torch.randint(0, 2 * self.padding + 1, (2, n), generator=generator, device=device)
         flip, brightness = torch.rand(2, n, generator=generator, device=device)
@@ -102,10 +101,8 @@ class Augmentation:
         )
 
     def train(self, images: Images, rows: Tensor, draws: Draws) -> Tensor:
-        """The augmented images `rows` (int64, [B]) of the store `images`: float32, [B, 3, H, W].
-
-        All tensors are on one device.
-        """
+        """Augment the images `rows` (int64, [B]) of the store `images`: float32, [B, 3, H, W]. All tensors are on one
+        device."""
         if self.crop is not None:
             if not (self.brightness or self.auto):
                 return self.crop.train(images, rows, draws.box, draws.flip, self._normalise)
@@ -121,10 +118,11 @@ class Augmentation:
         return self._normalise(values)
 
     def _padded_crop(self, images: Tensor, rows: Tensor, draws: Draws) -> Tensor:
-        """Whole grey levels. Padding, crop and flip are one gather from the store: a pixel of the output knows where in
-        the store it comes from, and whether it comes from the padding."""
+        """Pad, crop, flip and change the brightness; values are integers in 0 .. 255.
+
+        One gather from the store does padding, crop and flip: the source of each output pixel is computed first."""
         _, channels, height, width = images.shape
-        # int32 where it can hold a position in the store: index arithmetic is a third of the time on a CPU.
+        # int32 if possible: index arithmetic takes a third of the time on a CPU.
         integer = torch.int32 if images.numel() < 2**31 else torch.int64
 
         def positions(size: int) -> Tensor:
@@ -132,10 +130,10 @@ class Augmentation:
 
         across = positions(width)
         y = positions(height) + (draws.top.to(integer) - self.padding)[:, None]  # [B, H]
-        x = torch.where(draws.flip[:, None], width - 1 - across, across)  # the crop is what is flipped, not the image
+        x = torch.where(draws.flip[:, None], width - 1 - across, across)  # flips the crop, not the image
         x = x + (draws.left.to(integer) - self.padding)[:, None]  # [B, W]
         inner_y, inner_x = y.clamp(0, height - 1), x.clamp(0, width - 1)
-        # Pixels from the padding are black: their factor is 0.
+        # Pixels of the padding are black, so their factor is 0.
         factor = ((inner_y == y) * draws.brightness[:, None])[:, :, None] * (inner_x == x)[:, None]  # [B, H, W]
 
         plane = rows.to(integer)[:, None] * channels + positions(channels)  # [B, 3]
@@ -143,11 +141,11 @@ class Augmentation:
         index = line[..., None] * width + inner_x[:, None, None]  # [B, 3, H, W]
         pixels = images.view(-1).index_select(0, index.view(-1)).view(index.shape)
 
-        # Brightness is a blend with black that is cut to an integer in 0 .. 255, as Pillow and torchvision do it.
+        # Brightness is a blend with black, truncated to an integer in 0 .. 255, as in Pillow and torchvision.
         return pixels.float().mul_(factor[:, None]).clamp_(0, 255).floor_()
 
     def plain(self, images: Images, rows: Tensor | None = None) -> Tensor:
-        """The test transform of the images `rows` of a store, or of all: normalised float32, [B, 3, H, W]."""
+        """Apply the test transform to the images `rows` of a store, or to all: normalised float32, [B, 3, H, W]."""
         if self.crop is not None:
             rows = torch.arange(len(images), device=images.device) if rows is None else rows
             return self.crop.test(images, rows, finish=self._normalise)
@@ -155,37 +153,32 @@ class Augmentation:
         return self._normalise((square if rows is None else square[rows]).float())
 
     def _normalise(self, pixels: Tensor) -> Tensor:
-        """In place."""
+        """Normalise in place."""
         scale, shift = _scale_and_shift(self.mean, self.std, pixels.device)
         return pixels.mul_(scale).add_(shift)
 
 
 def _square(images: Images) -> Tensor:
     if not isinstance(images, Tensor):
-        raise ValueError("images of many sizes need an Augmentation with a `crop`")
+        raise ValueError("images of different sizes need an Augmentation with a `crop`")
     return images
 
 
 def _cut_out(pixels: Tensor, side: int, centre: Tensor) -> None:
-    """Blacken a square of each image, in place.
-
-    Args:
-        pixels: [B, 3, H, W]
-        centre: [B, 2], in [0, 1), as a share of H and of W
-    """
-    # An even side has no middle pixel: the one drawn is then the first after the middle.
+    """Blacken a square of each image ([B, 3, H, W]) in place; `centre` is a fraction of H and W in [0, 1), [B, 2]."""
+    # If the side is even, the drawn pixel is the first one after the middle.
     middle = (side - 1) / 2 - side // 2
     inside = []
     for size, share in zip(pixels.shape[2:], centre.unbind(1), strict=True):
-        drawn = (share * size).floor_()  # any pixel, each with the same probability
-        offset = torch.arange(-middle, size - middle, device=pixels.device) - drawn[:, None]  # from the hole's middle
+        drawn = (share * size).floor_()  # every pixel has the same probability
+        offset = torch.arange(-middle, size - middle, device=pixels.device) - drawn[:, None]  # from the square's middle
         inside.append(offset.abs_() < side / 2)
     down, across = inside  # [B, H], [B, W]
     pixels.masked_fill_((down[:, :, None] & across[:, None])[:, None], 0)
 
 
-# A constant made from a Python list is a copy from the host, which a CUDA graph under capture forbids. So it is made
-# once for a device, in the step that warms up before the capture, and found here from then on.
+# A tensor made from a Python list is a copy from the host, which is forbidden during the capture of a CUDA graph. It is
+# therefore made once per device, in the warm-up before the capture.
 @lru_cache
 def _scale_and_shift(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """(pixel / 255 - mean) / std = pixel * scale + shift; both [3, 1, 1]."""

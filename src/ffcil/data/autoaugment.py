@@ -1,11 +1,11 @@
-"""AutoAugment for a batch on its device: each image goes through the two operations of its own sub-policy, all at once.
+"""AutoAugment of whole batches on the device; each image gets the two operations of its own sub-policy.
 
-The sub-policies are torchvision's, and so is what an operation does, to the pixel. The published reference differs in
-two points: it shears with bicubic interpolation, where this takes the nearest pixel throughout, as torchvision does;
-and its solarize threshold begins at 256, which is kept here (torchvision's begins at 255).
+Sub-policies and operations are those of torchvision, exact to the pixel. The published reference differs in two points:
+it shears with bicubic interpolation, while this module uses the nearest pixel, like torchvision; and its threshold of
+solarize starts at 256, which this module adopts (that of torchvision starts at 255).
 
-There is no loop over images and no choice that depends on data, so a captured CUDA graph can hold all of it: every
-image passes through every stage, and a stage that is not its operation's gets parameters that change nothing.
+There is no loop over images and no branch on data, so the code can be part of a captured CUDA graph: every image passes
+through every stage, with parameters that change nothing if the stage is not part of its operation.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from torchvision.transforms import functional as tv
 
 PolicyName = Literal["cifar10", "imagenet", "svhn"]
 Step = tuple[str, float, int | None]
-"""name of an operation, its probability, its magnitude as one of the bins 0 .. 9"""
+"""Name of an operation, its probability, and its magnitude as one of the bins 0 .. 9."""
 Policy = tuple[tuple[Step, Step], ...]
-"""sub-policies: an image gets one of them at random, and its two steps one after the other"""
+"""Sub-policies of two steps each; every image gets a random one."""
 
 BINS = 10
 FILL = 128.0
-"""grey of the pixels that a geometric operation moves in from outside"""
-_LUMA = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green and blue
+"""Grey level of pixels that a geometric operation moves in from outside the image."""
+_LUMA = (0.2989, 0.587, 0.114)  # weights of red, green and blue in torchvision
 _STRONGEST = {"Shear": 0.3, "Rotate": 30.0}  # magnitude of the last bin: a slope, degrees
-_TRANSLATION = 150 / 331  # of the image's side, at the last bin
-_BLEND = 0.9  # of brightness, colour, contrast and sharpness, at the last bin: factors 0.1 .. 1.9
+_TRANSLATION = 150 / 331  # fraction of the image's side at the last bin
+_BLEND = 0.9  # change of brightness, colour, contrast and sharpness at the last bin: factors 0.1 .. 1.9
 _SIGNED = {"ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast", "Sharpness"}
 
 
 class Operation(NamedTuple):
-    """One operation at one strength."""
+    """One operation with one magnitude."""
 
     name: str
     bin: int | None = None
@@ -45,13 +45,13 @@ class Operation(NamedTuple):
 
 @cache
 def published_policy(name: PolicyName) -> Policy:
-    """The sub-policies that were found for a data set."""
+    """The published sub-policies of a data set."""
     return tuple(AutoAugment(AutoAugmentPolicy(name)).policies)
 
 
 @cache
 def operations_of(policy: Policy) -> tuple[Operation, ...]:
-    """All that can happen to an image in one step, each once. Number 0 is that nothing happens."""
+    """All distinct operations of a policy. Operation 0 is the identity."""
     found = dict.fromkeys([Operation("Identity")])
     for sub_policy in policy:
         for step in sub_policy:
@@ -60,70 +60,64 @@ def operations_of(policy: Policy) -> tuple[Operation, ...]:
 
 
 def _with_either_sign(step: Step) -> tuple[Operation, Operation]:
-    """The operation of a step as it is and turned round; the same twice where there is nothing to turn."""
+    """The operation of a step with positive and with negative magnitude; the same twice if it has no sign."""
     name, _, magnitude_bin = step
     return Operation(name, magnitude_bin), Operation(name, magnitude_bin, negative=name in _SIGNED)
 
 
 def draw_operations(policy: Policy, n: int, generator: torch.Generator) -> Tensor:
-    """What happens to `n` images, first and second: int64, [n, 2], positions in `operations_of(policy)`."""
+    """Draw the two operations of `n` images: int64, [n, 2], positions in `operations_of(policy)`."""
     which, chance, sign = torch.rand(n, 5, generator=generator, device=generator.device).split([1, 2, 2], 1)
     numbers, probabilities = _choices(policy, generator.device)
-    # A number below 1 times a whole number stays below it, also when rounded to float32.
+    # The product stays below len(policy), also after rounding to float32, because the factor is below 1.
     sub_policy = (which[:, 0] * len(policy)).long()
     chosen = numbers[sub_policy].gather(2, (sign < 0.5).long()[..., None])[..., 0]
     return torch.where(chance < probabilities[sub_policy], chosen, 0)
 
 
 def auto_augment(pixels: Tensor, policy: Policy, operations: Tensor) -> Tensor:
-    """Images after their two operations, as a new tensor.
-
-    Args:
-        pixels: float32, [B, 3, H, W], whole numbers in 0 .. 255, and so is what comes back
-        operations: int64, [B, 2], as from `draw_operations`
-    """
+    """Apply two operations (int64 [B, 2], from `draw_operations`) to each image (float32 [B, 3, H, W]); images and
+    result are integers in 0 .. 255."""
     tables = _tables(policy, pixels.shape[2], pixels.shape[3], pixels.device)
     first, second = operations.unbind(1)
-    # A step of an image either recolours or moves its pixels. So the moves of both steps can be made in one, between
-    # the colours of the first step and those of the second.
+    # An operation either recolours or moves the pixels of an image. Both steps can therefore share one move, between
+    # the recolouring of the first step and that of the second.
     blends = any(operation.name in ("Color", "Sharpness") for operation in operations_of(policy))
     pixels = _recolour(pixels, tables, first, blends)
     pixels = _move(pixels, tables, first, second)
     return _recolour(pixels, tables, second, blends)
 
 
-# --- what is known before the images -------------------------------------------------------------------------------
-
-
 class _Tables(NamedTuple):
-    """Parameters of a policy's operations (E of them, by their numbers), for one image size on one device."""
+    """Parameters of the E operations of a policy, for one image size on one device."""
 
     luma: Tensor
-    """[3, 1, 1]"""
+    """Weights of red, green and blue, [3, 1, 1]."""
     map: Tensor
-    """int64 [E]: the row of `sources`; 0 for what moves nothing"""
+    """Row of `sources`, int64 [E]; 0 for operations that move nothing."""
     sources: Tensor
-    """int64 [maps, H * W + 1]: which pixel is moved here. Pixel H * W stands for the fill, and stays where it is."""
+    """Source of each pixel, int64 [maps, H * W + 1]. Pixel H * W stands for the fill and does not move."""
     curves: Tensor
-    """[E, 256]: what each grey level becomes, before it is cut to a whole number in 0 .. 255"""
+    """New value of each grey level before truncation to an integer in 0 .. 255, [E, 256]."""
     own_curve: Tensor
-    """bool [E, 2]: whether the curve is the image's own: from its extremes (autocontrast), from its histogram"""
+    """Whether the curve depends on the image: on its extremes (autocontrast), on its histogram (equalize), bool [E,
+    2]."""
     shares: Tensor
-    """[E, 4]: of the mean brightness in the curve (contrast); of the image itself in the blend that follows, of the
-    grey image (colour), of the smoothed image (sharpness)"""
+    """Weights, [E, 4]: of the mean brightness in the curve (contrast); then, in the blend, of the image, of the grey
+    image (colour) and of the smoothed image (sharpness)."""
 
 
 @cache
 def _choices(policy: Policy, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Of each sub-policy and step: operation with either sign, int64 [S, 2, 2], and probability, [S, 2]."""
+    """Operation with either sign, int64 [S, 2, 2], and probability, [S, 2], of each sub-policy and step."""
     number = {operation: k for k, operation in enumerate(operations_of(policy))}
     numbers = [[[number[operation] for operation in _with_either_sign(step)] for step in pair] for pair in policy]
     probabilities = [[probability for _, probability, _ in pair] for pair in policy]
     return torch.tensor(numbers, device=device), torch.tensor(probabilities, device=device)
 
 
-# Kept for good: a captured graph reads these tensors at every replay. They are copied to the device in a step that
-# warms up before the capture, which itself forbids copies from the host.
+# These tensors are never freed, because a captured graph reads them at every replay. They are copied to the device in
+# the warm-up before the capture, during which copies from the host are forbidden.
 @cache
 def _tables(policy: Policy, height: int, width: int, device: torch.device) -> _Tables:
     operations = [(o.name, _magnitude(o, height, width)) for o in operations_of(policy)]
@@ -136,7 +130,7 @@ def _tables(policy: Policy, height: int, width: int, device: torch.device) -> _T
     def called(wanted: str) -> Tensor:
         return torch.tensor([name == wanted for name, _ in operations])
 
-    # The factor of the image itself in a blend, and of what it is blended with; rounded to float32 one by one.
+    # Weights of the image and of the other image in a blend, each rounded to float32.
     factor = torch.tensor([1.0 + magnitude for _, magnitude in operations])
     rest = torch.tensor([1.0 - (1.0 + magnitude) for _, magnitude in operations])
     grey, smooth = called("Color"), called("Sharpness")
@@ -156,7 +150,7 @@ def _tables(policy: Policy, height: int, width: int, device: torch.device) -> _T
 
 
 def _magnitude(operation: Operation, height: int, width: int) -> float:
-    """What a bin means. Rounded to float32, as torchvision's are: that decides which pixel is nearest."""
+    """The magnitude of a bin, rounded to float32 as in torchvision, since this decides which pixel is nearest."""
     name, magnitude_bin, negative = operation
     if magnitude_bin is None:
         return 0.0
@@ -174,9 +168,9 @@ def _magnitude(operation: Operation, height: int, width: int) -> float:
 
 
 def _source(name: str, magnitude: float, height: int, width: int) -> Tensor | None:
-    """Where each pixel comes from, int64 [H * W + 1]; None for an operation that moves nothing.
+    """Source of each pixel, int64 [H * W + 1]; None for an operation that moves nothing.
 
-    torchvision moves an image whose pixels hold their own numbers, which are whole in float32 up to 4096 x 4096 pixels.
+    torchvision transforms an image whose pixels hold their own index, exact in float32 up to 4096 x 4096 pixels.
     """
     moved: Tensor
     numbers = torch.arange(height * width, dtype=torch.float32).view(1, height, width)
@@ -184,7 +178,7 @@ def _source(name: str, magnitude: float, height: int, width: int) -> Tensor | No
     across, down = (float(name.endswith(axis)) for axis in "XY")
     if name.startswith("Shear"):
         slope = math.degrees(math.atan(magnitude))
-        # about the corner, where the published reference shears
+        # around the corner, like the published reference
         moved = tv.affine(numbers, 0.0, [0, 0], 1.0, [slope * across, slope * down], fill=fill, center=[0, 0])
     elif name.startswith("Translate"):
         offset = [int(magnitude * across), int(magnitude * down)]
@@ -197,7 +191,7 @@ def _source(name: str, magnitude: float, height: int, width: int) -> Tensor | No
 
 
 def _curve(name: str, magnitude: float) -> Tensor:
-    """What each grey level becomes, [256], as far as that does not depend on the image."""
+    """New value of each grey level, [256], for curves that do not depend on the image."""
     levels = torch.arange(256, dtype=torch.float32)
     if name in ("Brightness", "Contrast"):
         return levels * (1.0 + magnitude)
@@ -211,11 +205,8 @@ def _curve(name: str, magnitude: float) -> Tensor:
     return levels
 
 
-# --- what is done to the images ------------------------------------------------------------------------------------
-
-
 def _move(pixels: Tensor, tables: _Tables, first: Tensor, second: Tensor) -> Tensor:
-    """The geometry of both steps: the pixel that the second step takes is looked up where the first has put it."""
+    """Move the pixels by both steps at once: the source of the second step is looked up in that of the first."""
     after = tables.sources.index_select(0, tables.map.index_select(0, second))[:, :-1]
     source = tables.sources.index_select(0, tables.map.index_select(0, first)).gather(1, after)  # [B, H * W]
     filled = torch.nn.functional.pad(pixels.flatten(2), (0, 1), value=FILL)
@@ -223,22 +214,18 @@ def _move(pixels: Tensor, tables: _Tables, first: Tensor, second: Tensor) -> Ten
 
 
 def _recolour(pixels: Tensor, tables: _Tables, operation: Tensor, blends: bool) -> Tensor:
-    """The colours of one step: a curve for every image and channel, then a blend with its grey or smoothed self.
-
-    Args:
-        operation: int64, [B]
-        blends: whether the policy has such a blend
-    """
+    """Recolour images by the `operation` (int64 [B]) of one step: a curve for every image and channel, then, if the
+    policy `blends`, a blend with the grey or smoothed image."""
     red, green, blue = (pixels * tables.luma).split(1, 1)
-    grey = (red + green).add_(blue).floor_()  # [B, 1, H, W]; in this order on every device, since the cut depends on it
+    grey = (red + green).add_(blue).floor_()  # [B, 1, H, W]; a fixed order, because truncation depends on it
     levels = pixels.flatten(2).long()  # [B, 3, H * W]
     of_mean, of_self, of_grey, of_smooth = tables.shares.index_select(0, operation)[..., None, None, None].unbind(1)
     curves = _image_curves(pixels, levels, grey, of_mean[..., 0, 0], tables, operation)
     result = curves.gather(2, levels).view(pixels.shape)
     if not blends:
         return result
-    del levels  # eight bytes a pixel
-    # Sums as torchvision's, rounding included: an image has one share that is not 0, and adding 0 changes nothing.
+    del levels  # eight bytes per pixel
+    # Rounded like torchvision: at most one of the added weights is not 0, and adding 0 changes nothing.
     result.mul_(of_self).add_(grey.mul_(of_grey)).add_(_smoothed(pixels).mul_(of_smooth))
     return result.clamp_(0, 255).floor_()
 
@@ -246,15 +233,12 @@ def _recolour(pixels: Tensor, tables: _Tables, operation: Tensor, blends: bool) 
 def _image_curves(
     pixels: Tensor, levels: Tensor, grey: Tensor, of_mean: Tensor, tables: _Tables, operation: Tensor
 ) -> Tensor:
-    """What each grey level of each channel of each image becomes: [B, 3, 256].
+    """New value of each grey level of each channel of each image, [B, 3, 256].
 
-    Args:
-        levels: the pixels as int64, [B, 3, H * W]
-        grey: [B, 1, H, W]
-        of_mean: share of the mean brightness, [B, 1]
-    """
-    # The sum is exact up to 256 x 256 pixels; in larger images its rounding may cost a grey level. Divided by a tensor,
-    # since CUDA multiplies with the rounded inverse of a number.
+    `levels` are the pixels as int64 [B, 3, H * W], `grey` the grey images [B, 1, H, W], and `of_mean` is the weight of
+    the mean brightness [B, 1]."""
+    # The sum is exact up to 256 x 256 pixels; in larger images, rounding may change a grey level. The divisor is a
+    # tensor because CUDA would multiply by the rounded inverse of a Python number.
     total = grey.sum((2, 3))  # [B, 1]
     mean = total / torch.full_like(total, levels.shape[2])
     given = tables.curves.index_select(0, operation) + mean * of_mean  # [B, 256]
@@ -262,12 +246,12 @@ def _image_curves(
     low, high = (extreme.flatten(2) for extreme in (pixels.amin((2, 3), True), pixels.amax((2, 3), True)))  # [B, 3, 1]
     counts = torch.zeros(*levels.shape[:2], 256, dtype=torch.int32, device=levels.device)
     counts.scatter_add_(2, levels, torch.ones_like(levels, dtype=torch.int32))
-    below = counts.cumsum(2, dtype=torch.int32) - counts  # pixels darker than a level
+    below = counts.cumsum(2, dtype=torch.int32) - counts  # number of pixels darker than a level
     step = below.gather(2, high.long()).div(255, rounding_mode="floor")
-    # Whole numbers below 2^24, so that the cut of their float32 quotient is right. 0 / 0 occurs, and is not selected.
+    # Integers below 2^24, so their float32 quotient truncates correctly. 0 / 0 may occur, but is not selected.
     equalised = (below + step // 2) / step
 
-    flat = low == high  # such a channel has nothing to stretch: 0 .. 255 leaves it as it is
+    flat = low == high  # nothing to stretch: 0 .. 255 leaves such a channel unchanged
     low, high = low.masked_fill(flat, 0), high.masked_fill(flat, 255)
     stretched = (tables.curves[0] - low) * (255 / (high - low))
 
@@ -278,10 +262,10 @@ def _image_curves(
 
 
 def _smoothed(pixels: Tensor) -> Tensor:
-    """Each pixel's mean with its eight neighbours, itself with weight 5, rounded; the outermost pixels as they are."""
+    """Rounded mean of each pixel (weight 5) and its eight neighbours; border pixels stay unchanged."""
     rows = (pixels[..., :-2] + pixels[..., 1:-1]).add_(pixels[..., 2:])
     squares = (rows[..., :-2, :] + rows[..., 1:-1, :]).add_(rows[..., 2:, :])  # [B, 3, H - 2, W - 2]
     squares.add_(pixels[..., 1:-1, 1:-1], alpha=4)
     result = pixels.clone()
-    result[..., 1:-1, 1:-1] = squares.div_(13).round_()  # a thirteenth is never near a half: every rounding agrees
+    result[..., 1:-1, 1:-1] = squares.div_(13).round_()  # never near a half, so every rounding mode agrees
     return result

@@ -1,17 +1,17 @@
-"""Decode or draw once, then memory-map: what was made under a key in the cache folder."""
+"""The cache folder: decoded or drawn images are stored once and memory-mapped afterwards."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock
 from numpy.typing import NDArray
+from platformdirs import user_cache_path
 
 from ffcil.errors import InputError
 
@@ -19,14 +19,13 @@ Arrays = Mapping[str, NDArray[np.generic]]
 
 
 def cache_folder() -> Path:
-    """`$FFCIL_CACHE`, else `$XDG_CACHE_HOME/ffcil`, else `~/.cache/ffcil`."""
-    if named := os.environ.get("FFCIL_CACHE"):
-        return Path(named).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ffcil"
+    """`$FFCIL_CACHE`, or else the user's cache folder (on Linux `$XDG_CACHE_HOME/ffcil` or `~/.cache/ffcil`)."""
+    variable = os.environ.get("FFCIL_CACHE")
+    return Path(variable).expanduser() if variable else user_cache_path("ffcil", appauthor=False)
 
 
 def cached_arrays(key: str, make: Callable[[], Arrays]) -> dict[str, NDArray[np.generic]]:
-    """The arrays of `make()`, made at most once for a `key` and memory-mapped (copy on write) from then on."""
+    """The arrays of `make()`, which is called at most once per `key`; they are memory-mapped (copy on write)."""
 
     def write(folder: Path) -> None:
         for name, array in make().items():
@@ -37,22 +36,28 @@ def cached_arrays(key: str, make: Callable[[], Arrays]) -> dict[str, NDArray[np.
 
 
 def cached_folder(key: str, make: Callable[[Path], None]) -> Path:
-    """A folder that `make` fills, at most once for a `key`.
+    """A folder that `make` fills, at most once per `key`.
 
-    It appears under its name only when it is whole. Until then it is a draft with a locked file beside it: a process
-    that wants the same key waits for that. A killed process leaves its draft, and `make` may go on from what is in it;
-    where `make` fails, nothing stays.
+    The folder gets its name only when it is complete. Until then it is a draft, and other processes that need the same
+    key wait. If a process is killed, its draft stays, and `make` may continue it; if `make` fails, the draft is
+    removed.
     """
     folder = cache_folder() / key
+    if folder.is_dir():
+        return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    while not folder.is_dir():
-        with _locked(folder.with_name(f".{key}.lock")) as held:
-            if held is None:  # on a file system that cannot lock: the first to finish gives the folder
-                _fill(Path(tempfile.mkdtemp(prefix=f".{key}-", dir=folder.parent)), folder, make)
-            elif held and not folder.is_dir():  # else it was finished a moment ago
-                draft = folder.with_name(f".{key}")
-                draft.mkdir(exist_ok=True)
-                _fill(draft, folder, make)
+    lock_file = folder.with_name(f".{key}.lock")
+    try:
+        lock = FileLock(lock_file).acquire()
+    except OSError:  # no locks on this file system: the first process to finish provides the folder
+        _fill(Path(tempfile.mkdtemp(prefix=f".{key}-", dir=folder.parent)), folder, make)
+        return folder
+    with lock:
+        if not folder.is_dir():
+            draft = folder.with_name(f".{key}")
+            draft.mkdir(exist_ok=True)
+            _fill(draft, folder, make)
+        lock_file.unlink(missing_ok=True)  # no longer needed: whoever waits for it finds the folder
     return folder
 
 
@@ -60,34 +65,13 @@ def _fill(draft: Path, folder: Path, make: Callable[[Path], None]) -> None:
     try:
         make(draft)
         draft.rename(folder)
-    except Exception as error:  # not for Ctrl-C: what there is can be taken up
+    except Exception as error:  # not for Ctrl-C, after which the draft can be continued
         shutil.rmtree(draft, ignore_errors=True)
-        if isinstance(error, OSError) and folder.is_dir():  # another process was faster
+        if isinstance(error, OSError) and folder.is_dir():  # another process finished first
             return
-        if isinstance(error, OSError) and error.filename is None:  # a write, which does not say where
+        if isinstance(error, OSError) and error.filename is None:  # a failed write, which does not name the file
             raise InputError(
-                f"{folder.parent} could not be written ({error.strerror or error}): make room there, or name another "
-                "folder in $FFCIL_CACHE."
+                f"{folder.parent} could not be written ({error.strerror or error}): free some space, or set another "
+                "folder with $FFCIL_CACHE."
             ) from error
         raise
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[bool | None]:
-    """Whether a file is locked and still the one of that name; None where files cannot be locked.
-
-    The lock goes with the process, however that ends; the file goes with the lock.
-    """
-    with path.open("w") as file:  # NFS locks only what is open for writing
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            held: bool | None = os.path.samestat(os.fstat(file.fileno()), path.stat())
-        except FileNotFoundError:  # its owner is done and has removed it
-            held = False
-        except OSError:
-            held = None
-        try:
-            yield held
-        finally:
-            if held is not False:
-                path.unlink(missing_ok=True)

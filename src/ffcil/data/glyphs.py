@@ -1,7 +1,7 @@
-"""The embedded data set: 100 classes of small colour images of characters, drawn on this machine, nothing to download.
+"""The embedded data set: small colour images of 100 characters, drawn on the user's machine without a download.
 
-An image shows one character of DejaVu or STIX (the fonts that ship inside matplotlib) in a random face, pose and colour
-on a random background, with parts of other characters around it, strokes across it, blur and noise.
+An image shows one character of the fonts DejaVu or STIX, which are part of matplotlib, in a random face, pose and
+colour on a random background, with parts of other characters around it, strokes, blur and noise.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, features
 from torch import Tensor
 from torch.nn import functional as F
-from torchvision.utils import make_grid
 
 from ffcil.data.augment import Augmentation
 from ffcil.data.cache import cached_arrays
 from ffcil.data.image_set import ImageSet
 from ffcil.errors import InputError
 
-# No two of them are the same drawing in some face, turned a little: none of 0 O o, 1 I l, x X, Γ r, Э 3 and so on.
+# Characters that look alike are left out: 0 O o, 1 I l, x X, Γ r, Э 3 and so on.
 CHARACTERS: tuple[str, ...] = (
     *"23456789",
     *"ABCDEFGHJKLMNPQRSTUVWXYZ",
@@ -41,30 +40,31 @@ CHARACTERS: tuple[str, ...] = (
 GLYPHS_AUGMENTATION = Augmentation(
     mean=(0.501, 0.500, 0.500), std=(0.240, 0.242, 0.240), padding=2, flip=False, policy="svhn", cutout=8
 )
-"""No flip: a mirrored character is another character. Nor a larger hole: it would hide what tells two of them apart."""
+"""No flip, because a mirrored character is another character; a small Cutout square, because a larger one would hide
+the difference between characters."""
 
 SIZE = 32
 """Side of an image in pixels."""
 
-_VERSION = 2  # of the drawing: another number where the same arguments would give other images
+_VERSION = 2  # increased when the same arguments give other images
 _FACES = (
     *("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSans-BoldOblique"),
     *("DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSansMono-Oblique", "DejaVuSansMono-BoldOblique"),
     *("DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSerif-Italic", "DejaVuSerif-BoldItalic"),
     *("STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "STIXGeneralBolIta"),
 )
-_EM = 96  # pixels at which a face is rendered, before its ink is fitted into a mask
-_MASK, _INK = 64, 48  # side of a mask, and the longer side of the ink in it
-_CHUNK = 100  # images drawn at a time: bounds the memory
-_LUMA = (0.299, 0.587, 0.114)  # how bright red, green and blue look
-_CONTRAST = 0.25  # the least difference in brightness between the character and its background (99 % of images)
+_EM = 96  # font size in pixels, before the ink is fitted into a mask
+_MASK, _INK = 64, 48  # side of a mask, and longer side of the ink in it
+_CHUNK = 100  # images drawn at a time; bounds the memory
+_LUMA = (0.299, 0.587, 0.114)  # perceived brightness of red, green and blue
+_CONTRAST = 0.25  # minimal brightness difference of character and background (99 % of images)
 
 
 def draw_glyphs(characters: Sequence[str], images_per_class: int, seed: int) -> NDArray[np.uint8]:
-    """`images_per_class` images of each of `characters`, class after class: uint8, [C * n, 3, 32, 32].
+    """Draw `images_per_class` images of each of `characters`, class by class: uint8, [C * n, 3, 32, 32].
 
-    The same arguments give the same images (to the bit on one machine; processors and versions of FreeType round in
-    their own ways). The characters that clutter the borders are of `characters` too.
+    The same arguments give the same images, bit-equal on one machine; rounding differs between processors and versions
+    of FreeType. The characters at the borders are taken from `characters` too.
     """
     masks = [_masks(character) for character in characters]
     others = F.avg_pool2d(torch.cat(masks)[:, None], 2)[:, 0]
@@ -78,8 +78,8 @@ def draw_glyphs(characters: Sequence[str], images_per_class: int, seed: int) -> 
 
 
 def glyphs(train_per_class: int = 200, test_per_class: int = 50) -> tuple[ImageSet, ImageSet]:
-    """Training and test images of `CHARACTERS`, drawn once and memory-mapped from the cache folder from then on."""
-    # What a face looks like in pixels is FreeType's decision.
+    """Training and test images of `CHARACTERS`, drawn once, then memory-mapped from the cache folder."""
+    # The pixels of a character depend on the version of FreeType.
     key = f"glyphs-{_VERSION}-{train_per_class}-{test_per_class}-freetype-{features.version('freetype2')}"
     arrays = cached_arrays(
         key,
@@ -100,7 +100,7 @@ def glyphs(train_per_class: int = 200, test_per_class: int = 50) -> tuple[ImageS
 
 
 def faces_with(character: str) -> tuple[str, ...]:
-    """Names of the faces that have a drawing of `character`."""
+    """Names of the faces that contain `character`."""
     return tuple(face for face in _FACES if ord(character) in _charmap(face))
 
 
@@ -115,12 +115,12 @@ def _charmap(face: str) -> frozenset[int]:
 
 @lru_cache
 def _font(face: str) -> ImageFont.FreeTypeFont:
-    # The basic layout: whether Pillow has the other one differs between machines.
+    # The basic layout, because the other one is not available on all machines.
     return ImageFont.truetype(_path(face), _EM, layout_engine=ImageFont.Layout.BASIC)
 
 
 def glyph_mask(character: str, face: str) -> NDArray[np.uint8]:
-    """The ink of a character in a face, uint8 [64, 64]: centred, its longer side 48."""
+    """The ink of a character in a face, uint8 [64, 64], centred, with a longer side of 48."""
     canvas = Image.new("L", (3 * _EM, 3 * _EM))
     ImageDraw.Draw(canvas).text((_EM, _EM), character, fill=255, font=_font(face))
     box = canvas.getbbox()
@@ -135,7 +135,7 @@ def glyph_mask(character: str, face: str) -> NDArray[np.uint8]:
 
 
 def _masks(character: str) -> Tensor:
-    """One mask a face that has the character: float32 in [0, 1], [faces, 64, 64]."""
+    """One mask per face that contains the character: float32 in [0, 1], [faces, 64, 64]."""
     faces = faces_with(character) if len(character) == 1 else ()
     if not faces:
         raise InputError(f"No font has the character {character!r}: leave it out.")
@@ -144,7 +144,7 @@ def _masks(character: str) -> Tensor:
 
 @dataclass(frozen=True)
 class _Draw:
-    """Random tensors from a NumPy generator, whose stream is the same on every machine."""
+    """Random tensors from a NumPy generator, which gives the same numbers on every machine."""
 
     generator: np.random.Generator
 
@@ -159,30 +159,30 @@ class _Draw:
 
 
 def _grid(side: int) -> tuple[Tensor, Tensor]:
-    """x and y of the pixel centres of an image, in pixels of the final image from its middle: [side], [side, 1]."""
+    """Coordinates x and y of pixel centres from the middle, in pixels of the final image: [side], [side, 1]."""
     centres = (torch.arange(side) + 0.5) * (SIZE / side) - SIZE / 2
     return centres, centres[:, None]
 
 
 def _images(draw: _Draw, own: Tensor, others: Tensor, n: int) -> Tensor:
-    """n images of one character: uint8, [n, 3, 32, 32]."""
+    """Draw n images of one character: uint8, [n, 3, 32, 32]."""
     image, colours = _backgrounds(draw, n)
     for _ in range(2):
-        image = _lay(image, _neighbours(draw, others, n), _colours(draw, n))
-    image = _lay(image, _characters(draw, own, n), _contrasting(draw, colours))
-    image = _lay(image, _strokes(draw, n), _colours(draw, n))
+        image = _blend(image, _neighbours(draw, others, n), _colours(draw, n))
+    image = _blend(image, _characters(draw, own, n), _contrasting(draw, colours))
+    image = _blend(image, _strokes(draw, n), _colours(draw, n))
     image = _blurred(image, draw.uniform(0, 0.9, n, 1, 1, 1))
     image = image + draw.uniform(0, 0.07, n, 1, 1, 1) * draw.normal(n, 3, SIZE, SIZE)
     return image.mul_(255).round_().clamp_(0, 255).to(torch.uint8)
 
 
-def _lay(image: Tensor, cover: Tensor, colour: Tensor) -> Tensor:
-    """`colour` ([n, 3]) over the image where `cover` ([n, 32, 32], 0 .. 1) says so."""
+def _blend(image: Tensor, cover: Tensor, colour: Tensor) -> Tensor:
+    """Blend `colour` ([n, 3]) over the image with opacity `cover` ([n, 32, 32], 0 .. 1)."""
     return torch.lerp(image, colour[:, :, None, None], cover[:, None])
 
 
 def _backgrounds(draw: _Draw, n: int) -> tuple[Tensor, Tensor]:
-    """Two colours mixed by a ramp, a disc, waves or clouds; the images [n, 3, 32, 32] and the colours [n, 2, 3]."""
+    """Two colours mixed by a ramp, a disc, waves or clouds: images [n, 3, 32, 32] and colours [n, 2, 3]."""
     first = _colours(draw, n)
     second = (first + draw.uniform(-0.3, 0.3, n, 3)).clamp_(0, 1)
     x, y = _grid(SIZE)
@@ -194,27 +194,30 @@ def _backgrounds(draw: _Draw, n: int) -> tuple[Tensor, Tensor]:
     waves = 0.5 + 0.5 * torch.sin(along * draw.uniform(0.25, 1.3, n, 1, 1) + draw.uniform(0, 2 * torch.pi, n, 1, 1))
     kinds = torch.stack([along / SIZE + 0.5, distance / 20, waves, clouds]).clamp_(0, 1)
     mix = kinds[draw.below(4, n), torch.arange(n)]
-    return _lay(first[:, :, None, None].expand(n, 3, SIZE, SIZE), mix, second), torch.stack([first, second], 1)
+    return _blend(first[:, :, None, None].expand(n, 3, SIZE, SIZE), mix, second), torch.stack([first, second], 1)
 
 
 def _colours(draw: _Draw, *shape: int) -> Tensor:
-    """Colours between grey and vivid: [*shape, 3]."""
+    """Random colours between grey and vivid: [*shape, 3]."""
     grey = draw.uniform(0, 1, *shape, 1)
     return torch.lerp(grey.expand(*shape, 3), draw.uniform(0, 1, *shape, 3), draw.uniform(0.1, 1, *shape, 1))
 
 
 def _contrasting(draw: _Draw, colours: Tensor) -> Tensor:
-    """A random colour that is far enough in brightness from both of `colours` ([n, 2, 3]): [n, 3]."""
+    """A random colour whose brightness differs enough from both of `colours` ([n, 2, 3]): [n, 3]."""
     n, tries = len(colours), 32
     candidates, luma = _colours(draw, n, tries), torch.tensor(_LUMA)
     contrast = ((candidates @ luma)[:, :, None] - (colours @ luma)[:, None]).abs().amin(2)  # [n, tries]
     enough = contrast >= _CONTRAST
-    choice = torch.where(enough.any(1), enough.int().argmax(1), contrast.argmax(1))  # the first, else the best
+    choice = torch.where(
+        enough.any(1), enough.int().argmax(1), contrast.argmax(1)
+    )  # the first that is sufficient, or else the best
     return candidates[torch.arange(n), choice]
 
 
 def _posed(masks: Tensor, side: int, extent: Tensor, turn: Tensor, slant: Tensor, aspect: Tensor, at: Tensor) -> Tensor:
-    """Masks ([n, s, s]) shown `extent` pixels long, in a pose, their middle at `at` ([2, n]): [n, side, side]."""
+    """Transform masks ([n, s, s]) to a length of `extent` pixels, a pose, and the centre `at` ([2, n]): [n, side,
+    side]."""
 
     def each(parameter: Tensor) -> Tensor:
         return parameter[:, None, None]
@@ -230,11 +233,11 @@ def _posed(masks: Tensor, side: int, extent: Tensor, turn: Tensor, slant: Tensor
 
 
 def _characters(draw: _Draw, own: Tensor, n: int) -> Tensor:
-    """The character itself, in any face and pose: [n, 32, 32]."""
+    """The character in random faces and poses: [n, 32, 32]."""
     extent = draw.uniform(18, 28, n)
     seen = _posed(
         own[draw.below(len(own), n)],
-        2 * SIZE,  # four samples a pixel against jagged edges
+        2 * SIZE,  # four samples per pixel against jagged edges
         extent,
         turn=draw.uniform(-0.3, 0.3, n),
         slant=draw.uniform(-0.3, 0.3, n),
@@ -246,7 +249,7 @@ def _characters(draw: _Draw, own: Tensor, n: int) -> Tensor:
 
 
 def _neighbours(draw: _Draw, others: Tensor, n: int) -> Tensor:
-    """Another character that reaches in from a border, in half of the images: [n, 32, 32]."""
+    """Another character at a border, in half of the images: [n, 32, 32]."""
     angle, distance = draw.uniform(0, 2 * torch.pi, n), draw.uniform(17, 22, n)
     seen = _posed(
         others[draw.below(len(others), n)],
@@ -261,7 +264,7 @@ def _neighbours(draw: _Draw, others: Tensor, n: int) -> Tensor:
 
 
 def _strokes(draw: _Draw, n: int) -> Tensor:
-    """A thin straight line across the image, in two of five images: [n, 32, 32]."""
+    """A thin straight line, in two of five images: [n, 32, 32]."""
     x, y = _grid(SIZE)
     angle = draw.uniform(0, torch.pi, n, 1, 1)
     distance = (x * torch.cos(angle) + y * torch.sin(angle) - draw.uniform(-12, 12, n, 1, 1)).abs()
@@ -270,20 +273,10 @@ def _strokes(draw: _Draw, n: int) -> Tensor:
 
 
 def _blurred(image: Tensor, amount: Tensor) -> Tensor:
-    """Between the image and its 3 x 3 binomial blur."""
+    """A mixture of the image and its 3 x 3 binomial blur."""
     wide = F.pad(image, (1, 1, 1, 1), mode="replicate")
-    tall = wide[..., 1:] + wide[..., :-1]  # 1 2 1 across is 1 1 twice
+    tall = wide[..., 1:] + wide[..., :-1]  # 1 2 1 is 1 1 applied twice
     tall = tall[..., 1:] + tall[..., :-1]
     blurred = tall[..., 1:, :] + tall[..., :-1, :]
     blurred = blurred[..., 1:, :] + blurred[..., :-1, :]
     return torch.lerp(image, blurred / 16, amount)
-
-
-def contact_sheet(path: str | Path, columns: int = 20, rows: int = 10, zoom: int = 3, seed: int = 0) -> None:
-    """A picture of `rows` x `columns` images, the classes in turn, written to `path`."""
-    each = -(-rows * columns // len(CHARACTERS))
-    images = torch.from_numpy(draw_glyphs(CHARACTERS, each, seed)).view(len(CHARACTERS), each, 3, SIZE, SIZE)
-    in_turn = images.transpose(0, 1).flatten(0, 1)[: rows * columns]
-    enlarged = in_turn.repeat_interleave(zoom, 2).repeat_interleave(zoom, 3)
-    sheet = make_grid(enlarged, nrow=columns, padding=2 * zoom, pad_value=255)
-    Image.fromarray(sheet.permute(1, 2, 0).numpy()).save(path)

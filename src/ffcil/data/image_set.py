@@ -1,4 +1,4 @@
-"""`ImageSet`: uint8 images with labels, on the device or memory-mapped."""
+"""`ImageSet`: uint8 images and labels, on the device or memory-mapped."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ffcil.data.placement import placed
-from ffcil.data.ragged import Images, RaggedImages, joined, taken
+from ffcil.data.placement import place
+from ffcil.data.ragged import Images, RaggedImages, join, select
 
-_SAMPLED = 64  # images of a sample
+_SAMPLED = 64  # number of images in a sample
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images and labels of one split. It knows nothing of increments or methods."""
+    """Images and labels of one split."""
 
     images: Images
-    """uint8 [N, 3, H, W], or images of any size; on the device, or on the CPU and possibly memory-mapped"""
+    """uint8 [N, 3, H, W], or images of different sizes; on the device, or on the CPU and possibly memory-mapped."""
     labels: Tensor
-    """int64, [N], on the device of the images; position in `class_names`, or -1 for an image of no class in use"""
+    """int64 [N], on the device of the images: position in `class_names`, or -1 for images of unused classes."""
     class_names: tuple[str, ...]
 
     def __post_init__(self) -> None:
@@ -29,7 +29,7 @@ class ImageSet:
         if isinstance(images, Tensor):
             if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
                 raise ValueError(f"images must be uint8 [N, 3, H, W], not {images.dtype} {list(images.shape)}")
-            object.__setattr__(self, "images", images.contiguous())  # a batch is gathered from the flat store
+            object.__setattr__(self, "images", images.contiguous())  # batches are gathered from the flat store
         if self.labels.dtype != torch.int64 or self.labels.shape != (len(images),):
             raise ValueError(
                 f"labels must be int64 [{len(self.images)}], not {self.labels.dtype} {list(self.labels.shape)}"
@@ -44,25 +44,26 @@ class ImageSet:
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Height and width; of images of many sizes, the smallest of each."""
+        """Height and width; the minima if sizes differ."""
         sizes = self.images.shape[2:] if isinstance(self.images, Tensor) else self.images.sizes.amin(0).tolist()
         height, width = sizes
         return height, width
 
     def to(self, device: torch.device) -> ImageSet:
-        """On a GPU where the images fit; else they stay in pinned memory of the host, from where the GPU reads them."""
-        images = placed(self.images, device) if isinstance(self.images, Tensor) else self.images.to(device)
+        """Move to `device`. Images that do not fit into GPU memory stay in pinned host memory, from which the GPU
+        reads."""
+        images = place(self.images, device) if isinstance(self.images, Tensor) else self.images.to(device)
         return replace(self, images=images, labels=self.labels.to(device))
 
     def content(self, rows: Tensor) -> bytes:
-        """The pixels of some images, and their sizes where these differ, to tell one set from another."""
+        """The pixels of some images, and their sizes if these differ, for a fingerprint."""
         if isinstance(self.images, RaggedImages):
             images = [self.images.image(row).cpu().numpy() for row in rows.tolist()]
             return repr([image.shape for image in images]).encode() + b"".join(map(np.ndarray.tobytes, images))
         return self.images[rows].cpu().numpy().tobytes()
 
     def sample(self) -> bytes:
-        """All labels and a few images, to tell one set from another at little cost."""
+        """All labels and a few images, for a cheap fingerprint."""
         labels = self.labels.cpu().numpy().tobytes()
         if not len(self):
             return labels
@@ -70,13 +71,13 @@ class ImageSet:
         return labels + self.content(rows.to(self.images.device))
 
     def subset(self, rows: Tensor) -> ImageSet:
-        """Some of the images, int64 [M], in a store of their own."""
-        return replace(self, images=taken(self.images, rows), labels=self.labels[rows])
+        """The images `rows` (int64 [M]) in a new store."""
+        return replace(self, images=select(self.images, rows), labels=self.labels[rows])
 
     def followed_by(self, other: ImageSet) -> ImageSet:
-        """These images, then those of `other`, which has as many class names or more."""
-        return ImageSet(joined(self.images, other.images), torch.cat([self.labels, other.labels]), other.class_names)
+        """Append the images of `other`, which has at least as many class names."""
+        return ImageSet(join(self.images, other.images), torch.cat([self.labels, other.labels]), other.class_names)
 
     def counts(self) -> Tensor:
-        """Images per class, int64 [classes]."""
+        """Number of images per class, int64 [classes]."""
         return torch.bincount(self.labels[self.labels >= 0], minlength=self.classes)

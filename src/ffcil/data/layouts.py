@@ -1,4 +1,4 @@
-"""From the folders of a data set to its `Listing`: one small function for each shape in which people hand them on."""
+"""Listings of data sets in folders: one function per layout."""
 
 from __future__ import annotations
 
@@ -12,62 +12,59 @@ from ffcil.data.own_images import TEST, TRAIN, Listing, check_classes, readable,
 from ffcil.data.tables import listed_classes
 from ffcil.errors import InputError
 
-FORM = "a folder that holds one folder a class, or train/ and test/ which hold those"
+FORM = "a folder with one folder per class, or with train/ and test/ that contain one folder per class"
 Samples = Sequence[tuple[Path, int]]
-"""path and class of every image"""
+"""Path and class of every image."""
 
 
-def of_samples(train: Samples, test: Samples, class_names: Sequence[str], ignored: Sequence[str] = ()) -> Listing:
-    """A listing of two splits."""
+def listing_of(train: Samples, test: Samples, class_names: Sequence[str], ignored: Sequence[str] = ()) -> Listing:
+    """Listing of a training and a test split."""
     both = [*train, *test]
     labels = np.array([label for _, label in both], np.int64)
     parts = np.repeat([TRAIN, TEST], [len(train), len(test)])
     return Listing.of_files([path for path, _ in both], labels, parts, tuple(class_names), ignored)
 
 
-# --- folders of classes ---------------------------------------------------------------------------------------------
-
-
 def find_folder(root: Path | None) -> Path:
     if root is None:
-        raise InputError(f"Data set 'folder' needs images: name with --data {FORM}.")
+        raise InputError(f"Data set 'folder' needs images: give with --data {FORM}.")
     if not root.is_dir():
-        raise InputError(f"There is no folder {root}: name {FORM}.")
+        raise InputError(f"There is no folder {root}: give {FORM}.")
     return root
 
 
 def list_folder(root: Path | None, partial: bool = False) -> Listing:
-    """Anybody's own: train/ and test/, or one folder of classes, of which a share of every class is for testing.
+    """List train/ and test/, or one folder of classes, of which a fraction of every class is for testing.
 
-    `partial`: train/ or test/ alone will do."""
+    With `partial`, train/ or test/ alone is sufficient."""
     root = find_folder(root)
     train, test = _splits(root)
     if train and test:
         return list_splits(train, test)
     if only := train or test:
         if not partial:
-            raise InputError(f"{root} has only one of train/ and test/ (or val/): name {FORM}.")
+            raise InputError(f"{root} has only one of train/ and test/ (or val/): give {FORM}.")
         samples, names, ignored = _samples(only)
-        return of_samples(samples if train else [], samples if test else [], names, ignored)
+        return listing_of(samples if train else [], samples if test else [], names, ignored)
     samples, names, ignored = _samples(root)
     labels = np.array([label for _, label in samples], np.int64)
     paths = [path for path, _ in samples]
-    return Listing.of_files(paths, labels, stratified(labels, len(names)), names, ignored, drawn=True)
+    return Listing.of_files(paths, labels, stratified(labels, len(names)), names, ignored, random_split=True)
 
 
 def list_splits(train: Path, test: Path) -> Listing:
-    """Two folders with the same class folders in them."""
+    """List two folders with the same class folders."""
     (train_samples, names, ignored), (test_samples, test_names, also) = _samples(train), _samples(test)
     if only := sorted(set(names) ^ set(test_names)):
         raise InputError(
             f"Class {only[0]!r} is in only one of {train.name}/ and {test.name}/ in {train.parent}: give both the same "
             "classes."
         )
-    return of_samples(train_samples, test_samples, names, [*ignored, *also])
+    return listing_of(train_samples, test_samples, names, [*ignored, *also])
 
 
 def _samples(root: Path) -> tuple[list[tuple[Path, int]], tuple[str, ...], list[str]]:
-    """Every image below a folder of class folders, sorted by name; the classes; files that are no images by name."""
+    """Images of a folder of class folders, sorted by name; the classes; ignored files."""
     from torchvision.datasets import ImageFolder
 
     suffixes = image_suffixes()
@@ -82,34 +79,34 @@ def _samples(root: Path) -> tuple[list[tuple[Path, int]], tuple[str, ...], list[
     try:
         found = ImageFolder(str(root), is_valid_file=is_image, allow_empty=True)
     except FileNotFoundError as error:
-        raise InputError(f"There are no class folders in {root}: name {FORM}.") from error
+        raise InputError(f"There are no class folders in {root}: give {FORM}.") from error
     labels = np.array([label for _, label in found.samples], np.int64)
     check_classes(labels, found.classes, root, "remove its folder")
     return [(Path(path), label) for path, label in found.samples], tuple(map(readable, found.classes)), ignored
 
 
 def image_suffixes() -> set[str]:
-    """With which the names of images end that can be read."""
+    """Suffixes of the image formats that Pillow can read."""
     from PIL import Image
 
     return {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
 
 
 def image_files(places: Sequence[Path]) -> list[Path]:
-    """Files as they are named, and all images below folders, sorted by name."""
+    """The given files, and all images in the given folders, sorted by name."""
     suffixes, files = image_suffixes(), []
     for place in places:
         if not place.exists():
             raise InputError(f"There is no file or folder {readable(place)}: correct the path.")
         below = sorted(path for path in place.rglob("*") if path.suffix.lower() in suffixes) if place.is_dir() else []
         if place.is_dir() and not below:
-            raise InputError(f"There are no images in {readable(place)}: name a folder that has some, or files.")
+            raise InputError(f"There are no images in {readable(place)}: give a folder of images, or files.")
         files += below or [place]
     return files
 
 
 def _splits(root: Path) -> tuple[Path | None, Path | None]:
-    """The folders of training and test images; neither where the root holds the classes themselves."""
+    """The folders of training and test images; None if they do not exist."""
     train, tests = root / "train", [root / name for name in ("test", "val", "valid", "validation")]
     return (train if train.is_dir() else None), next((folder for folder in tests if folder.is_dir()), None)
 
@@ -118,23 +115,20 @@ def list_train_test(root: Path) -> Listing:
     return list_splits(root / "train", root / "test")
 
 
-# --- published shapes -----------------------------------------------------------------------------------------------
-
-
 def list_imagenet100(root: Path) -> Listing:
-    """100 classes of an ImageNet folder with train/ and val/: those in classes.txt where there is one, else the first
-    100 of the 1,000 in the order of NumPy's permutation with seed 1993. Sorted, as a folder of them alone would be."""
+    """List 100 classes of an ImageNet folder with train/ and val/, sorted by name: those in classes.txt, or by default
+    the first 100 of the 1,000 in the order of NumPy's permutation with seed 1993."""
     wnids = sorted(listed_classes(root) or _seeded_wnids())
-    train, test = (_of_classes(root / split, wnids) for split in ("train", "val"))
-    check_classes(np.array([label for _, label in train], np.int64), wnids, root / "train", "get them again")
-    return of_samples(train, test, wnids)
+    train, test = (_images_of_classes(root / split, wnids) for split in ("train", "val"))
+    check_classes(np.array([label for _, label in train], np.int64), wnids, root / "train", "download them again")
+    return listing_of(train, test, wnids)
 
 
-def _of_classes(split: Path, wnids: Sequence[str]) -> Samples:
+def _images_of_classes(split: Path, wnids: Sequence[str]) -> Samples:
     if missing := [wnid for wnid in wnids if not (split / wnid).is_dir()]:
         raise InputError(
-            f"{len(missing)} of the {len(wnids)} classes, {missing[0]} for one, have no folder in {split}: get "
-            "them, or list other classes in classes.txt beside train/, one a line."
+            f"{len(missing)} of the {len(wnids)} classes, such as {missing[0]}, have no folder in {split}: download "
+            "them, or list other classes in classes.txt beside train/, one per line."
         )
     return [(path, label) for label, wnid in enumerate(wnids) for path in sorted((split / wnid).iterdir())]
 
@@ -147,17 +141,17 @@ def _seeded_wnids() -> list[str]:
 
 
 def list_tiny_imagenet(root: Path) -> Listing:
-    """As published: val/ is one folder, and a table says which class an image is of. It serves as the test set."""
-    train, wnids, _ = _samples(root / "train")  # beside the images there are tables
+    """List Tiny ImageNet; its validation images, whose classes are in a table, are the test set."""
+    train, wnids, _ = _samples(root / "train")  # ignores the tables beside the images
     number = {wnid: label for label, wnid in enumerate(wnids)}
     lines = (root / "val" / "val_annotations.txt").read_text(encoding="utf-8").splitlines()
     test = [(root / "val" / "images" / name, number[wnid]) for name, wnid, *_ in map(str.split, lines)]
-    return of_samples(train, test, wnids)
+    return listing_of(train, test, wnids)
 
 
 def list_cub(root: Path) -> Listing:
-    """As published: images.txt, image_class_labels.txt, train_test_split.txt and classes.txt, each a number and a word
-    a line."""
+    """List CUB-200 from images.txt, image_class_labels.txt, train_test_split.txt and classes.txt, which have a number
+    and a word per line."""
 
     def table(name: str) -> dict[str, str]:
         lines = (root / name).read_text(encoding="utf-8").splitlines()
@@ -167,19 +161,19 @@ def list_cub(root: Path) -> Listing:
     samples: dict[str, list[tuple[Path, int]]] = {"1": [], "0": []}
     for number, path in paths.items():
         samples[training[number].strip()].append((root / "images" / path.strip(), int(labels[number]) - 1))
-    return of_samples(samples["1"], samples["0"], list(table("classes.txt").values()))
+    return listing_of(samples["1"], samples["0"], list(table("classes.txt").values()))
 
 
 def list_torchvision(name: str, train: Sequence[str], test: str = "test") -> Callable[[Path], Listing]:
-    """One of torchvision's data sets below a root, by the names of its splits."""
+    """Function that lists a data set of torchvision with the given splits."""
 
     def split(root: Path, split: str) -> tuple[list[tuple[Path, int]], Any]:
         from torchvision import datasets
 
         found = getattr(datasets, name)(str(root), split=split)
-        if not hasattr(found, "loader"):  # GTSRB has no way to ask for paths
+        if not hasattr(found, "loader"):  # GTSRB has no public access to paths
             return [(Path(path), label) for path, label in found._samples], found
-        found.loader = Path  # paths, not pixels: these are decoded with all the others
+        found.loader = Path  # return paths; images are decoded later
         return [found[row] for row in range(len(found))], found
 
     def list_images(root: Path) -> Listing:
@@ -187,6 +181,6 @@ def list_torchvision(name: str, train: Sequence[str], test: str = "test") -> Cal
         training = [sample for samples, _ in splits[:-1] for sample in samples]
         testing, found = splits[-1]
         names = getattr(found, "classes", None) or [f"{k:05d}" for k in range(1 + max(label for _, label in training))]
-        return of_samples(training, testing, names)
+        return listing_of(training, testing, names)
 
     return list_images

@@ -1,4 +1,4 @@
-"""What a data set holds: counts per class, imbalance, and a sheet of its images."""
+"""Overview of a data set: images per class, imbalance, and a sheet of images."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ffcil.data.sources import DataSet
 from ffcil.errors import unknown
 
 SIDE = 96
-"""of an image on a sheet, in pixels"""
+"""Side of an image on a sheet, in pixels."""
 ACROSS = 10
-"""images in a row"""
-_GAP, _NAME = 4, 18  # pixels between images, and for a class's name above them
+"""Number of images in a row."""
+_GAP, _NAME = 4, 18  # pixels between images, and for the name of a class
 
 
 def describe(data: DataSet) -> dict[str, Any]:
-    """Counts per class, and how uneven they are."""
+    """Number of images per class, and their imbalance."""
     train, test = data.train.counts(), data.test.counts()
     names = data.train.class_names
     smallest, largest = int(train.argmin()), int(train.argmax())
@@ -41,12 +41,12 @@ def describe(data: DataSet) -> dict[str, Any]:
 
 
 def without_test_images(data: DataSet) -> list[str]:
-    """Classes that no accuracy tells of."""
+    """Classes without test images, whose accuracy is unknown."""
     return [name for name, count in zip(data.test.class_names, data.test.counts().tolist(), strict=True) if not count]
 
 
 def contact_sheet(images: ImageSet, classes: Sequence[str], rows: int = 1) -> Image.Image:
-    """Up to `rows` rows of images of each class, under its name."""
+    """A sheet with up to `rows` rows of images per class, below the name of the class."""
     bands = [_band(images, name, rows) for name in classes]
     sheet = Image.new("RGB", (_GAP + ACROSS * (SIDE + _GAP), sum(band.height for band in bands)), "white")
     top = 0
@@ -57,13 +57,13 @@ def contact_sheet(images: ImageSet, classes: Sequence[str], rows: int = 1) -> Im
 
 
 def some_classes(names: Sequence[str], most: int) -> list[str]:
-    """Up to `most` of them, evenly through the list."""
+    """Up to `most` names, evenly spaced in the list."""
     picked = torch.linspace(0, len(names) - 1, min(most, len(names))).round().long()
     return [names[k] for k in picked.tolist()]
 
 
 def _band(images: ImageSet, name: str, rows: int) -> Image.Image:
-    """The first images of one class."""
+    """The first images of one class, below its name."""
     if name not in images.class_names:
         raise unknown("class", name, images.class_names)
     found = (images.labels == images.class_names.index(name)).nonzero().flatten()
@@ -78,7 +78,7 @@ def _band(images: ImageSet, name: str, rows: int) -> Image.Image:
 
 
 def _thumbnail(images: ImageSet, row: int) -> Image.Image:
-    """The whole image, however long, in a grey square."""
+    """The whole image in a grey square."""
     pixels = images.images[row] if isinstance(images.images, Tensor) else images.images.image(row)
     image = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
     return ImageOps.pad(image, (SIDE, SIDE), color=(210, 210, 210))

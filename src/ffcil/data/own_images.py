@@ -1,4 +1,4 @@
-"""`Listing`: the images of somebody's own data set before they are decoded, and what becomes of them."""
+"""`Listing`: names, labels and parts of the images of a data set, before they are decoded."""
 
 from __future__ import annotations
 
@@ -16,44 +16,45 @@ from numpy.typing import NDArray
 
 from ffcil.data.augment import Augmentation
 from ffcil.data.cache import cache_folder
-from ffcil.data.decoding import Decode, Encoded, decode_square, decode_whole, decoded
+from ffcil.data.decoding import Decode, Encoded, decode_square, decode_to_store, decode_whole
 from ffcil.data.image_set import ImageSet
 from ffcil.data.ragged import Images, RaggedImages
 from ffcil.data.resized_crop import SMALLEST_CROP, ResizedCrop
 from ffcil.errors import InputError
 
 DEFAULT_SIZE = 64
-"""side of the network's input where `image_size` says nothing"""
+"""Default side of the network's input in pixels."""
 LARGE = 96
-"""side from which on images keep their full frame and are augmented like ImageNet's; smaller ones like CIFAR's"""
+"""Smallest input side for which full frames are stored and augmented like ImageNet; smaller ones are treated like
+CIFAR."""
 TEST_SHARE = 0.2
-"""of a data set without a split that is kept for testing, class by class"""
+"""Fraction of each class that is used for testing if a data set has no split."""
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 TRAIN, TEST, UNUSED = 0, 1, -1
 _TEST_NAMES = ("test", "val", "valid", "validation")  # the first that occurs is the test split
-_NAMED = 3  # ignored files that are told by name
-_VERSION = 3  # of a store: another number where the same files would give another one
+_NAMED = 3  # ignored files that are listed by name
+_VERSION = 3  # increased when the same files give another store
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Every image of a data set, in one order, by its name, label and part."""
+    """Name, label and part of every image of a data set."""
 
     names: Sequence[str]
-    """by which a user finds an image"""
+    """Names that a user recognises, such as paths."""
     labels: NDArray[np.int64]
-    """[N], position in `class_names`"""
+    """Position in `class_names`, [N]."""
     parts: NDArray[np.int64]
-    """[N], `TRAIN`, `TEST` or `UNUSED`"""
+    """`TRAIN`, `TEST` or `UNUSED`, [N]."""
     class_names: tuple[str, ...]
     contents: Callable[[], Iterable[Path | bytes]]
-    """of all images, one after another; called only when they must be decoded"""
+    """Function that returns the encoded images in order; called only if they must be decoded."""
     content_key: str
-    """another one where any content is another"""
+    """Key that changes if any image changes."""
     ignored: Sequence[str] = ()
-    """files among them that are no images by their names"""
-    drawn: bool = False
-    """whether the parts were drawn here, for want of a split"""
+    """Files that are not images, judged by their names."""
+    random_split: bool = False
+    """Whether the parts were drawn at random because the data set has no split."""
 
     @classmethod
     def of_files(
@@ -63,27 +64,27 @@ class Listing:
         parts: NDArray[np.int64],
         class_names: tuple[str, ...],
         ignored: Sequence[str] = (),
-        drawn: bool = False,
+        random_split: bool = False,
     ) -> Listing:
         names, key = list(map(readable, paths)), file_key(paths)
-        return cls(names, labels, parts, class_names, lambda: paths, key, ignored, drawn)
+        return cls(names, labels, parts, class_names, lambda: paths, key, ignored, random_split)
 
     def undivided(self) -> Listing:
-        """The same with nothing set apart for testing, unless there is a split that says so."""
-        return replace(self, parts=np.full(len(self.labels), TRAIN)) if self.drawn else self
+        """The same listing with all images for training, unless the data set has its own split."""
+        return replace(self, parts=np.full(len(self.labels), TRAIN)) if self.random_split else self
 
     def __len__(self) -> int:
-        """Images that are used."""
+        """Number of used images."""
         return int((self.parts != UNUSED).sum())
 
     def counts(self, part: int) -> NDArray[np.int64]:
-        """Images of each class in a part, [classes]."""
+        """Number of images of each class in a part, [classes]."""
         return np.bincount(self.labels[self.parts == part], minlength=len(self.class_names))
 
-    def told_ignored(self) -> str:
-        """A sentence about the files that are no images by their names, where there are some."""
+    def ignored_message(self) -> str:
+        """Message about the ignored files."""
         first = ", ".join(self.ignored[:_NAMED]) + (", ..." if len(self.ignored) > _NAMED else "")
-        return f"{len(self.ignored)} file(s) are ignored, for their names end like no image's that can be read: {first}"
+        return f"{len(self.ignored)} file(s) are ignored because their suffixes are not those of images: {first}"
 
     def encoded(self) -> Iterator[Encoded]:
         for name, content, part in zip(self.names, self.contents(), self.parts.tolist(), strict=True):
@@ -91,7 +92,7 @@ class Listing:
                 yield Encoded(name, content, part)
 
     def key(self, size: int) -> str:
-        """Names the store of these images for a network whose input has side `size`."""
+        """Name of the store of these images for a network of input size `size`."""
         short_side = short_side_for(size) if size >= LARGE else None
         key = hashlib.sha256(f"{_VERSION} {short_side} {size} {self.content_key}".encode())
         key.update(self.parts.tobytes())
@@ -103,14 +104,14 @@ class Listing:
         return partial(decode_whole, short_side=short_side_for(size))
 
     def load(self, size: int, skip_bad: bool = False) -> tuple[ImageSet, ImageSet]:
-        """Training and test images for a network whose input has side `size`; their store is made if need be.
+        """Training and test images for a network of input size `size`; the store is created if it does not exist.
 
-        Unreadable images are left out where `skip_bad`, or where they were when the store was made.
+        Unreadable images are left out if `skip_bad` is set, or was set when the store was created.
         """
         square = size < LARGE
         if self.ignored and not (cache_folder() / self.key(size)).is_dir():
-            print(self.told_ignored(), file=sys.stderr)
-        store = decoded(self.key(size), self.encoded, len(self), self.decoder(size), square, skip_bad)
+            print(self.ignored_message(), file=sys.stderr)
+        store = decode_to_store(self.key(size), self.encoded, len(self), self.decoder(size), square, skip_bad)
         kept = self.parts.copy()
         kept[np.flatnonzero(kept != UNUSED)[[image.position for image in store.left_out]]] = UNUSED
         images: tuple[Images, ...] = tuple(
@@ -125,17 +126,18 @@ class Listing:
 
 
 def readable(path: str | Path) -> str:
-    """A path to print: what is not UTF-8 in it is shown as \\xNN."""
+    """A printable path: bytes that are not UTF-8 are shown as \\xNN."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def short_side_for(size: int) -> int:
-    """Of the stored frames: a test image is the middle 224 of 256 pixels, or as large a share of others."""
+    """Short side of the stored frames; test images are the central 224 of 256 pixels, or the same fraction."""
     return round(size * 256 / 224)
 
 
 def own_augmentation(size: int, smallest_crop: float = SMALLEST_CROP) -> Augmentation:
-    """For images of `size` pixels: large ones are cut at random like ImageNet's, small ones shifted like CIFAR's."""
+    """Augmentation for images of `size` pixels: resized crops as for ImageNet, or shifts as for CIFAR if they are
+    small."""
     if size >= LARGE:
         crop = ResizedCrop(size, short_side_for(size), scale=(smallest_crop, 1.0))
         return Augmentation(IMAGENET_MEAN, IMAGENET_STD, 0, brightness=0.0, policy="imagenet", cutout=0, crop=crop)
@@ -143,8 +145,7 @@ def own_augmentation(size: int, smallest_crop: float = SMALLEST_CROP) -> Augment
 
 
 def stratified(labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
-    """Parts [N]: a fixed share of every class for testing, drawn with a fixed seed; a class of one image keeps it for
-    training."""
+    """Parts [N]: a fraction of every class, drawn with a fixed seed, is for testing; a single image is for training."""
     generator = np.random.default_rng(0)
     parts = np.full(len(labels), TRAIN)
     for label in range(classes):
@@ -154,12 +155,12 @@ def stratified(labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
 
 
 def parts_of(splits: Sequence[str], where: Path, partial: bool = False) -> NDArray[np.int64]:
-    """Parts [N] by the name of each image's split. Where there is a test split, a validation split is not used.
+    """Parts [N] from the name of each image's split. A validation split is used only if there is no test split.
 
-    `partial`: one split alone will do."""
+    With `partial`, a single split is sufficient."""
     found = set(splits)
     if wrong := sorted(found - {"train", *_TEST_NAMES}):
-        raise InputError(f"{where} has a split {wrong[0]!r}: name every split train, test or validation.")
+        raise InputError(f"{where} has a split {wrong[0]!r}: use the names train, test and validation.")
     test = next((name for name in _TEST_NAMES if name in found), None)
     if not partial and (test is None or "train" not in found):
         raise InputError(
@@ -170,17 +171,17 @@ def parts_of(splits: Sequence[str], where: Path, partial: bool = False) -> NDArr
 
 
 def check_classes(labels: NDArray[np.int64], class_names: Sequence[str], where: Path, remedy: str) -> None:
-    """Every class has an image."""
+    """Raise an error if a class has no images."""
     empty = np.flatnonzero(np.bincount(labels, minlength=len(class_names)) == 0)
     if len(empty):
         raise InputError(f"Class {class_names[empty[0]]!r} in {where} has no images: add some, or {remedy}.")
 
 
 def file_key(paths: Iterable[Path]) -> str:
-    """Changes with the name, size or time of any file."""
+    """Key that changes with the name, size or modification time of any file."""
     key = hashlib.sha256()
     for path in paths:
-        stat = path.stat() if path.exists() else None  # a dangling link is named with the unreadable images
-        key.update(os.fsencode(os.path.abspath(path)))  # a name may be in any encoding
+        stat = path.stat() if path.exists() else None  # a dangling link is reported with the unreadable images
+        key.update(os.fsencode(os.path.abspath(path)))  # names may have any encoding
         key.update(f"\0{stat and (stat.st_size, stat.st_mtime_ns)}\n".encode())
     return key.hexdigest()

@@ -1,4 +1,4 @@
-"""Where the pixels of a store lie: in the GPU's memory where they fit, else in pinned memory of the host."""
+"""Placement of pixels: in GPU memory if they fit, otherwise in pinned host memory."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from torch import Tensor
 from ffcil.errors import InputError
 
 SHARE = 0.6
-"""of the GPU's free memory that a store may take; the rest is for training"""
+"""Fraction of the free GPU memory that a store may use; the rest is for training."""
 _BLOCK = 2**28  # bytes copied at a time
 
 
-def placed(pixels: Tensor, device: torch.device, room: int | None = None) -> Tensor:
-    """`pixels` for use on `device`.
+def place(pixels: Tensor, device: torch.device, room: int | None = None) -> Tensor:
+    """Make `pixels` available on `device`.
 
-    A store larger than `room` bytes (default: a share of what is free) stays on the host, page-locked. Kernels read it
-    across the bus, through a tensor that says it is on the device: nothing else need know of it.
+    A store larger than `room` bytes (default: a fraction of the free memory) stays in page-locked host memory. Kernels
+    read it across the bus, through a tensor that appears to be on the device.
     """
     if device.type != "cuda" or pixels.device.type == "cuda":
         return pixels.to(device)
     if room is None:
         room = int(SHARE * torch.cuda.mem_get_info(device)[0])
-    return pixels.to(device) if pixels.nbytes <= room else _seen_by(device, _page_locked(pixels))
+    return pixels.to(device) if pixels.nbytes <= room else _device_view(device, _page_locked(pixels))
 
 
 def _page_locked(pixels: Tensor) -> Tensor:
-    """A copy that the GPU can read. torch's own pinned memory comes in powers of two, up to twice as much."""
+    """A page-locked copy. torch's own pinned memory is not used because it is rounded up to a power of two."""
     locked = torch.empty_like(pixels, memory_format=torch.contiguous_format)
     for source, target in zip(pixels.view(-1).split(_BLOCK), locked.view(-1).split(_BLOCK), strict=True):
         target.copy_(source)
     error = torch.cuda.cudart().cudaHostRegister(locked.data_ptr(), locked.nbytes, 0)
     if int(error) != 0:
         raise InputError(
-            f"{locked.nbytes / 2**30:.1f} GiB of images do not fit the GPU and cannot be pinned on the host (CUDA "
+            f"{locked.nbytes / 2**30:.1f} GiB of images do not fit on the GPU and cannot be pinned on the host (CUDA "
             f"error {int(error)}): lower image_size, or raise the limit on locked memory."
         )
     return locked
 
 
 class _HostMemory:
-    """Page-locked memory, as other libraries show theirs to torch; it lives as long as the tensor made from it."""
+    """Page-locked memory with the CUDA array interface; it lives as long as the tensor made from it."""
 
     def __init__(self, pixels: Tensor) -> None:
         self.pixels = pixels
@@ -55,6 +55,6 @@ class _HostMemory:
         weakref.finalize(self, torch.cuda.cudart().cudaHostUnregister, pixels.data_ptr()).atexit = False
 
 
-def _seen_by(device: torch.device, pixels: Tensor) -> Tensor:
+def _device_view(device: torch.device, pixels: Tensor) -> Tensor:
     with torch.cuda.device(device):
         return torch.as_tensor(_HostMemory(pixels), device=device)

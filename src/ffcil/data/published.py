@@ -1,18 +1,13 @@
-"""Published data sets: what each one is, in which forms it is handed on, which split those hold, and how to get it."""
+"""Published data sets: description, layouts, split, and download."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from ffcil.data.layouts import (
-    list_cub,
-    list_imagenet100,
-    list_tiny_imagenet,
-    list_torchvision,
-    list_train_test,
-)
+from ffcil.data.layouts import list_cub, list_imagenet100, list_tiny_imagenet, list_torchvision, list_train_test
 from ffcil.data.own_images import TEST, TRAIN, Listing
 from ffcil.data.resized_crop import SMALLEST_CROP
 from ffcil.data.tables import list_parquet
@@ -21,14 +16,15 @@ from ffcil.errors import InputError
 
 @dataclass(frozen=True)
 class Form:
-    """Files of a certain shape, and the split that they hold."""
+    """A layout of files, and the split that they contain."""
 
     marks: tuple[str, ...]
-    """files or folders below the root by which the form is known; `*` stands for any letters"""
+    """Glob patterns of files or folders that identify the layout."""
     list_images: Callable[[Path], Listing]
     train: int | None
-    """training images as published; None: not printed, or not by all alike, and so not checked"""
+    """Published number of training images; None if unknown or uncertain, and therefore not checked."""
     test: int | None
+    """Published number of test images; None like above."""
 
     def fits(self, root: Path) -> bool:
         return root.is_dir() and all(any(root.glob(mark)) for mark in self.marks)
@@ -40,61 +36,51 @@ class Published:
 
     about: str
     origin: str
-    """of the images and of the split"""
+    """Origin of the images and of the split."""
     licence: str
     gigabytes: float | None
-    """to download; None: not stated"""
+    """Size of the download; None if unknown."""
     classes: int
     folders: tuple[str, ...]
-    """below the data folder in which it is looked for"""
+    """Folders of the data folder that are searched."""
     forms: tuple[Form, ...]
-    """the first is the one that published results of class-incremental learning use"""
+    """Layouts; the first is the one used in published results of class-incremental learning."""
     how: str
-    """to get it by hand"""
+    """Instructions for a manual download."""
     download: Callable[[Path], None] | None = None
-    """into the data folder; None: its owners ask for a click or an agreement"""
+    """Function that downloads into the data folder; None if the owners require an agreement or a click."""
     image_size: int | None = None
-    """side of all images; None: photographs of any size"""
+    """Side of all images in pixels; None if sizes differ."""
     smallest_crop: float = SMALLEST_CROP
-    """area of a training box as a share of the image's, in published runs on it"""
+    """Smallest area of a training crop, as a fraction of the image, in published runs."""
 
 
 # --- downloads ------------------------------------------------------------------------------------------------------
 
 
-def _torchvision(name: str, *splits: str) -> Callable[[Path], None]:
-    def download(root: Path) -> None:
-        from torchvision import datasets
+def _download_torchvision(root: Path, name: str, splits: Sequence[str]) -> None:
+    from torchvision import datasets
 
-        for split in splits:
-            getattr(datasets, name)(str(root), split=split, download=True)
-
-    return download
+    for split in splits:
+        getattr(datasets, name)(str(root), split=split, download=True)
 
 
-def _archive(url: str, md5: str) -> Callable[[Path], None]:
-    def download(root: Path) -> None:
-        from torchvision.datasets.utils import download_and_extract_archive
+def _download_archive(root: Path, url: str, md5: str) -> None:
+    from torchvision.datasets.utils import download_and_extract_archive
 
-        download_and_extract_archive(url, str(root), md5=md5)
-
-    return download
+    download_and_extract_archive(url, str(root), md5=md5)
 
 
-def _hub(folder: str, repository: str, revision: str, *files: str) -> Callable[[Path], None]:
-    def download(root: Path) -> None:
-        from huggingface_hub import snapshot_download
+def _download_from_hub(root: Path, folder: str, repository: str, revision: str, files: Sequence[str]) -> None:
+    from huggingface_hub import snapshot_download
 
-        snapshot_download(
-            repository, repo_type="dataset", revision=revision, allow_patterns=list(files), local_dir=root / folder
-        )
-
-    return download
+    place = root / folder
+    snapshot_download(repository, repo_type="dataset", revision=revision, allow_patterns=list(files), local_dir=place)
 
 
 # --- the table ------------------------------------------------------------------------------------------------------
 
-_IMAGENET = "ImageNet's terms: research and teaching, not commerce"
+_IMAGENET = "terms of ImageNet: research and teaching, non-commercial"
 _PILOT = "https://github.com/LAMDA-CL/LAMDA-PILOT#-datasets"
 
 
@@ -109,7 +95,7 @@ def _from_pilot(
     folders: tuple[str, ...],
     gigabytes: float | None = None,
 ) -> Published:
-    """One of the sets with train/ and test/ that the toolbox PILOT hands on."""
+    """A data set with train/ and test/ that the toolbox PILOT distributes."""
     return Published(
         about=about,
         origin=f"{origin}; split: PILOT ({_PILOT})",
@@ -118,7 +104,7 @@ def _from_pilot(
         classes=classes,
         folders=folders,
         forms=(Form(("train", "test"), list_train_test, train, test),),
-        how=f"get the archive linked at {_PILOT}, unpack it, and name the folder of train/ and test/ with --data",
+        how=f"download the archive linked at {_PILOT}, unpack it, and give the folder of train/ and test/ with --data",
     )
 
 
@@ -134,7 +120,7 @@ def _from_torchvision(
     mark: str,
     gigabytes: float,
 ) -> Published:
-    """A set that torchvision lists and downloads; the training set may be several of its splits."""
+    """A data set that torchvision lists and downloads; the training set may consist of several splits."""
     return Published(
         about=about,
         origin=origin,
@@ -143,21 +129,23 @@ def _from_torchvision(
         classes=classes,
         folders=(".",),
         forms=(Form((mark,), list_torchvision(name, tuple(train)), sum(train.values()), test),),
-        how=f"unpack the archives of {origin} as torchvision's {name} does ({mark}), and name their folder with --data",
-        download=_torchvision(name, *train, "test"),
+        how=f"unpack the archives of {origin} like {name} of torchvision ({mark}), and give their folder with --data",
+        download=partial(_download_torchvision, name=name, splits=(*train, "test")),
     )
 
 
 _CUB = _from_pilot(
     "CUB-200-2011: birds",
     origin="https://www.vision.caltech.edu/datasets/cub_200_2011",
-    licence="research and teaching, not commerce; the images belong to their photographers",
+    licence="research and teaching, non-commercial; the images belong to their photographers",
     classes=200,
     train=9_430,
     test=2_358,
     folders=("cub200", "cub", "CUB_200_2011"),
     gigabytes=1.2,
 )
+
+_CARS_PARQUET = ("data/train-*.parquet", "data/test-*.parquet")
 
 PUBLISHED: dict[str, Published] = {
     "imagenet100": Published(
@@ -169,35 +157,33 @@ PUBLISHED: dict[str, Published] = {
         folders=("imagenet100", "imagenet"),
         forms=(Form(("train", "val"), list_imagenet100, None, 5_000),),
         how="register at https://image-net.org, unpack ILSVRC 2012 (or these 100 classes) into train/ and val/ with "
-        "one folder a class, and name their folder with --data; another list of classes goes into its classes.txt",
+        "one folder per class, and give their folder with --data; write other classes into its classes.txt",
         smallest_crop=0.08,
     ),
     "cars": Published(
         about="Stanford Cars: makes, models and years",
-        origin="Krause et al. 2013; their page is gone, mirror: https://huggingface.co/datasets/tanganke/stanford_cars",
-        licence="research, not commerce",
+        origin="Krause et al. 2013; the original page is offline, mirror: https://huggingface.co/datasets/tanganke/stanford_cars",
+        licence="research, non-commercial",
         gigabytes=2.0,
         classes=196,
         folders=("cars", "."),
         forms=(
             Form(("train", "test"), list_train_test, 8_144, 8_041),
             Form(("stanford_cars/devkit",), list_torchvision("StanfordCars", ("train",)), 8_144, 8_041),
-            Form(
-                ("data/train-*.parquet", "data/test-*.parquet"), lambda root: list_parquet(root / "data"), 8_144, 8_041
-            ),
+            Form(_CARS_PARQUET, lambda root: list_parquet(root / "data"), 8_144, 8_041),
         ),
-        how="get data/train-* and data/test-* of the mirror, or train/ and test/ with one folder a class, or the files "
-        "of torchvision's StanfordCars, and name their folder with --data",
-        download=_hub(
-            "cars",
-            "tanganke/stanford_cars",
-            "9abf6cf7d6dfa7b95152a0d6e791ea9435b47a40",
-            "data/train-*.parquet",
-            "data/test-*.parquet",
+        how="download data/train-* and data/test-* of the mirror, or train/ and test/ with one folder per class, or "
+        "the files of torchvision's StanfordCars, and give their folder with --data",
+        download=partial(
+            _download_from_hub,
+            folder="cars",
+            repository="tanganke/stanford_cars",
+            revision="9abf6cf7d6dfa7b95152a0d6e791ea9435b47a40",
+            files=_CARS_PARQUET,
         ),
     ),
     "imagenet-a": _from_pilot(
-        "ImageNet-A: photographs that networks get wrong",
+        "ImageNet-A: photographs that networks misclassify",
         origin="https://github.com/hendrycks/natural-adv-examples",
         licence="MIT for the collection; the images belong to their owners",
         classes=200,
@@ -219,7 +205,7 @@ PUBLISHED: dict[str, Published] = {
     "cub200": replace(
         _CUB,
         forms=(*_CUB.forms, Form(("images.txt", "train_test_split.txt"), list_cub, 5_994, 5_794)),
-        how=f"{_CUB.how}; the authors' own split of 5,994 and 5,794 images (CUB_200_2011.tgz, unpacked) is read too",
+        how=f"{_CUB.how}; the authors' split of 5,994 and 5,794 images (CUB_200_2011.tgz, unpacked) is supported too",
     ),
     "tiny-imagenet": Published(
         about="Tiny ImageNet: 64 x 64 pixels",
@@ -229,14 +215,18 @@ PUBLISHED: dict[str, Published] = {
         classes=200,
         folders=("tiny-imagenet-200", "tiny-imagenet"),
         forms=(Form(("wnids.txt", "train", "val/val_annotations.txt"), list_tiny_imagenet, 100_000, 10_000),),
-        how="unpack http://cs231n.stanford.edu/tiny-imagenet-200.zip and name its folder with --data",
-        download=_archive("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),
+        how="unpack http://cs231n.stanford.edu/tiny-imagenet-200.zip and give its folder with --data",
+        download=partial(
+            _download_archive,
+            url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+            md5="90528d7ca1a48142e341f4ef8d21d0de",
+        ),
         image_size=64,
     ),
     "omnibenchmark": _from_pilot(
         "OmniBenchmark: 300 classes of many realms",
         origin="https://zhangyuanhan-ai.github.io/OmniBenchmark",
-        licence="as its page says",
+        licence="see its page",
         classes=300,
         train=89_697,
         test=None,  # 5,985 in some tables, 5,983 in others
@@ -252,9 +242,9 @@ PUBLISHED: dict[str, Published] = {
         folders=("vtab-cil/vtab", "vtab"),
     ),
     "objectnet": _from_pilot(
-        "ObjectNet: things at home in odd poses",
+        "ObjectNet: household objects in unusual poses",
         origin="https://objectnet.dev",
-        licence="CC BY 4.0 with two conditions, one of which forbids to tune a model's parameters on it",
+        licence="CC BY 4.0 with two conditions, one of which forbids training a model on it",
         classes=200,
         train=26_509,
         test=6_628,
@@ -286,7 +276,7 @@ PUBLISHED: dict[str, Published] = {
         "FGVCAircraft",
         "FGVC-Aircraft: variants; training and validation images are the training set",
         origin="https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft",
-        licence="research, not commerce",
+        licence="research, non-commercial",
         classes=100,
         train={"trainval": 6_667},
         test=3_333,
@@ -311,9 +301,9 @@ PUBLISHED: dict[str, Published] = {
 
 
 def find_published(name: str, root: Path | None, data_folder: Path) -> tuple[Form, Path]:
-    """The form in which a data set is there, and its folder; people name that, the one above or the one below it."""
+    """Find the layout of a data set and its folder. Users may give this folder, its parent, or a folder in it."""
     published = PUBLISHED[name]
-    # Its own folder comes before the one above, in which there may be other people's train/ and test/.
+    # The parent comes last, because it may contain train/ and test/ of another data set.
     places = [(root or data_folder) / folder for folder in published.folders]
     if root is not None:
         places += [root, *([root.parent] if root.is_dir() else [])]
@@ -326,14 +316,14 @@ def find_published(name: str, root: Path | None, data_folder: Path) -> tuple[For
 
 
 def list_published(name: str, root: Path | None, data_folder: Path) -> Listing:
-    """Its images, checked against the published numbers: under its name there is no other split."""
+    """List the images of a data set, and check their number against the published split."""
     form, place = find_published(name, root, data_folder)
     try:
         listing = form.list_images(place)
     except InputError:
         raise
-    except (OSError, RuntimeError, LookupError, ValueError) as error:  # what readers of a broken table come to
-        raise InputError(f"{place} is not {name} as published ({error}): get it again.") from error
+    except (OSError, RuntimeError, LookupError, ValueError) as error:  # errors of readers of damaged tables
+        raise InputError(f"{place} is not {name} as published ({error}): download it again.") from error
     found = {"classes": len(listing.class_names)} | {
         part: int(listing.counts(number).sum()) for part, number in (("training images", TRAIN), ("test images", TEST))
     }
@@ -341,19 +331,19 @@ def list_published(name: str, root: Path | None, data_folder: Path) -> Listing:
     for what, number in wanted.items():
         if number is not None and found[what] != number:
             raise InputError(
-                f"{place} has {found[what]:,} {what}, but {name} as published has {number:,}: get it again, or, if it "
-                "is meant to be different, use it under dataset=folder, parquet or csv."
+                f"{place} has {found[what]:,} {what}, but {name} as published has {number:,}: download it again, or, "
+                "if the difference is intended, use it with dataset=folder, parquet or csv."
             )
     return listing
 
 
 def download_published(name: str, data_folder: Path) -> None:
-    """Get it into the data folder, where that can be done without a click; started again, it goes on."""
+    """Download a data set into the data folder; an interrupted download is resumed."""
     published = PUBLISHED[name]
     assert published.download is not None
     data_folder.mkdir(parents=True, exist_ok=True)
     try:
         published.download(data_folder)
-    except Exception as error:  # torchvision and the hub raise anything, from URLError to their own
+    except Exception as error:  # torchvision and the hub raise exceptions of many types
         reason = str(error).strip().split("\n")[0]
         raise InputError(f"{name} could not be downloaded ({reason}): try again, or {published.how}.") from error

@@ -1,7 +1,6 @@
-"""`RaggedImages`: a store of images of any size, flat in one buffer; and the few things to ask of either kind of store.
+"""`RaggedImages`: images of different sizes in one flat buffer, and functions for both kinds of stores.
 
-A store is a uint8 tensor [N, 3, H, W], or a `RaggedImages`. Of both there are `len(store)`, `store.device` and
-`store.to(device)`, and here `image_sizes` and `locate`.
+A store is a uint8 tensor [N, 3, H, W] or a `RaggedImages`. Both have a length, `device` and `to(device)`.
 """
 
 from __future__ import annotations
@@ -12,19 +11,19 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ffcil.data.placement import placed
+from ffcil.data.placement import place
 
 
 @dataclass(frozen=True, eq=False)
 class RaggedImages:
-    """Images one after another, each [height, width, 3]: the colours of a pixel lie together in memory."""
+    """Images stored one after another, each as [height, width, 3]."""
 
     pixels: Tensor
-    """uint8, flat: on the device, or on the CPU and possibly memory-mapped"""
+    """Flat uint8, on the device, or on the CPU and possibly memory-mapped."""
     offsets: Tensor
-    """int64, [N], where in `pixels` an image begins"""
+    """Position of each image in `pixels`, int64 [N]."""
     sizes: Tensor
-    """int64, [N, 2], height and width"""
+    """Height and width of each image, int64 [N, 2]."""
 
     def __post_init__(self) -> None:
         if self.pixels.dtype != torch.uint8 or self.pixels.ndim != 1:
@@ -34,7 +33,7 @@ class RaggedImages:
 
     @classmethod
     def packed(cls, pixels: Tensor, sizes: Tensor) -> RaggedImages:
-        """From images that follow one another without gaps."""
+        """Build from images that are stored without gaps."""
         lengths = 3 * sizes.prod(1)
         return cls(pixels, lengths.cumsum(0) - lengths, sizes)
 
@@ -46,29 +45,29 @@ class RaggedImages:
         return self.pixels.device
 
     def to(self, device: torch.device) -> RaggedImages:
-        return RaggedImages(placed(self.pixels, device), self.offsets.to(device), self.sizes.to(device))
+        return RaggedImages(place(self.pixels, device), self.offsets.to(device), self.sizes.to(device))
 
     def image(self, row: int) -> Tensor:
-        """One image, [3, height, width]: a view of the store."""
+        """One image as a view of the store, [3, height, width]."""
         height, width = self.sizes[row].tolist()
         start = int(self.offsets[row])
         return self.pixels[start : start + 3 * height * width].view(height, width, 3).permute(2, 0, 1)
 
 
 Images: TypeAlias = Tensor | RaggedImages
-"""a store of either kind"""
+"""A store of either kind."""
 
 
-def taken(store: Images, rows: Tensor) -> Images:
-    """A store of some images of another."""
+def select(store: Images, rows: Tensor) -> Images:
+    """A new store of the images `rows`."""
     if isinstance(store, Tensor):
         return store[rows]
     pixels = [store.image(row).permute(1, 2, 0).reshape(-1) for row in rows.tolist()]
     return RaggedImages.packed(torch.cat([store.pixels[:0], *pixels]), store.sizes[rows])
 
 
-def joined(first: Images, second: Images) -> Images:
-    """A store of the images of two, which are of one kind; where one has none, the other as it is."""
+def join(first: Images, second: Images) -> Images:
+    """Join two stores of the same kind; if one is empty, the other is returned."""
     if not len(first) or not len(second):
         return first if len(first) else second
     if isinstance(first, Tensor) and isinstance(second, Tensor):
@@ -80,27 +79,27 @@ def joined(first: Images, second: Images) -> Images:
 
 
 class Located(NamedTuple):
-    """Where some images of a store are; every tensor is int64 [B], and a distance is one in the flat store."""
+    """Positions of some images in the flat store; every tensor is int64 [B]."""
 
     height: Tensor
     width: Tensor
     offset: Tensor
-    """position of the first value"""
+    """Position of the first value."""
     channel: Tensor
-    """distance from a colour to the next"""
+    """Distance between two colours of a pixel."""
     line: Tensor
-    """distance from a pixel to the one below"""
+    """Distance from a pixel to the one below."""
     column: Tensor
-    """distance from a pixel to the one on the right"""
+    """Distance from a pixel to the one on the right."""
 
 
 def flat_pixels(store: Images) -> Tensor:
-    """All pixels in one row."""
+    """All pixels as a flat tensor."""
     return store.view(-1) if isinstance(store, Tensor) else store.pixels
 
 
 def locate(store: Images, rows: Tensor) -> Located:
-    """Where the images `rows` are. Nothing waits for the device."""
+    """Positions of the images `rows`, computed without a synchronisation of the device."""
     if isinstance(store, Tensor):
         _, channels, height, width = store.shape
         distances = (torch.full_like(rows, distance) for distance in (height * width, width, 1))

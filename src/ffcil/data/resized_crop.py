@@ -1,9 +1,8 @@
-"""Crops of any size brought to one size, a batch at once, from a store of either kind.
+"""Resized crops of whole batches from a store of either kind.
 
-Sampling is bilinear between the four nearest pixels and rounded to a whole grey level, as torchvision resizes a tensor
-without antialiasing. A store made for its `ResizedCrop` has the scale of the test images already, and a training crop
-is at most a little larger than what it becomes, so that there is little to smooth. Small test images that are enlarged
-can be resized bicubically, as Pillow does it.
+Sampling is bilinear and rounded to an integer grey level, like the resizing of torchvision without antialiasing. A
+store made for its `ResizedCrop` already has the scale of the test images, and a training crop is at most slightly
+larger than the result, so little smoothing is needed. Small test images can be enlarged bicubically, like Pillow does.
 """
 
 from __future__ import annotations
@@ -20,31 +19,32 @@ from torch.nn.functional import interpolate
 from ffcil.data.ragged import Images, Located, flat_pixels, locate
 
 ATTEMPTS = 10
-"""boxes drawn for an image before the largest that fits is taken, as torchvision does"""
+"""Number of boxes drawn per image before the largest possible one is used, like in torchvision."""
 SMALLEST_CROP = 0.05
-"""area of a training box as a share of the image's, as published for pre-trained ViTs"""
+"""Smallest area of a training crop, as a fraction of the image, as published for pre-trained ViTs."""
 Finish = Callable[[Tensor], object]
-_AT_ONCE = 4  # images: what a CPU's cache holds of them
-_AT_ONCE_ON_A_GPU = 256  # bounds the memory that the pixels' positions take
+_AT_ONCE = 4  # images that fit into the cache of a CPU
+_AT_ONCE_ON_A_GPU = 256  # bounds the memory of the pixels' positions
 
 
 @dataclass(frozen=True)
 class ResizedCrop:
-    """Training: a box of random area and shape, made square. Test: the short side resized, then the middle square."""
+    """Training: a box of random area and shape, resized to a square. Test: the short side resized, then a centre
+    crop."""
 
     size: int = 224
-    """side of what the network gets"""
+    """Side of the result in pixels."""
     short_side: int = 256
-    """of a test image before the middle is cut out"""
+    """Short side of a test image before the centre crop, in pixels."""
     scale: tuple[float, float] = (SMALLEST_CROP, 1.0)
-    """area of a training box as a share of the image's, smallest and largest"""
+    """Smallest and largest area of a training box, as a fraction of the image."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """width of a training box over its height, smallest and largest"""
+    """Smallest and largest ratio of width to height of a training box."""
     random: bool = True
-    """off: training images are cut like test images"""
+    """Whether training boxes are random; otherwise training images are cropped like test images."""
     bicubic: bool = False
-    """test images are resized bicubically, as published for pre-trained ViTs; for images of one size, since those of a
-    store of any sizes were resized so when they were decoded"""
+    """Whether test images are resized bicubically, as published for pre-trained ViTs. It applies only to images of one
+    size, because others were resized bicubically when they were decoded."""
 
     def __post_init__(self) -> None:
         if not 0 < self.size <= self.short_side:
@@ -55,19 +55,15 @@ class ResizedCrop:
             raise ValueError(f"ratio must be two positive numbers, the smaller one first, not {self.ratio}")
 
     def draw(self, sizes: Tensor, generator: torch.Generator) -> Tensor:
-        """Boxes for images of the given sizes.
+        """Draw boxes for images of the given sizes (height and width, int64 [n, 2]).
 
-        Args:
-            sizes: int64, [n, 2], height and width
-
-        Returns:
-            int64, [n, 4]: top, left, height, width, distributed as torchvision's `RandomResizedCrop.get_params`; for
-            a crop that is not random nothing is drawn, [n, 0].
+        Returns top, left, height and width, int64 [n, 4], distributed like `RandomResizedCrop.get_params` of
+        torchvision; [n, 0] if the crop is not random.
         """
         device, n = generator.device, len(sizes)
         if not self.random:
             return torch.empty(n, 0, dtype=torch.int64, device=device)
-        # In float64, so that it is the same box wherever it is computed.
+        # float64 gives the same box on every device.
         area, shape = torch.rand(2, n, ATTEMPTS, generator=generator, device=device, dtype=torch.float64)
         place = torch.rand(n, 2, generator=generator, device=device, dtype=torch.float64)
         least, most = self.scale
@@ -84,7 +80,7 @@ class ResizedCrop:
         return torch.cat([corner, extent], 1).long()
 
     def _largest(self, sizes: Tensor) -> Tensor:
-        """Height and width of the largest box whose shape is allowed, float64 [n, 2]."""
+        """Height and width of the largest allowed box, float64 [n, 2]."""
         height, width = sizes.double().unbind(1)
         narrow, wide = self.ratio
         shape = width / height
@@ -97,16 +93,16 @@ class ResizedCrop:
         )
 
     def middle(self, sizes: Tensor) -> Tensor:
-        """The box of each test image, in pixels of the store but not whole: float64, [n, 4]."""
+        """The box of each test image in pixels of the store, not rounded: float64 [n, 4]."""
         sizes = sizes.double()
         resized = (self.short_side * sizes / sizes.amin(1, keepdim=True)).floor_()
         scale = sizes / resized
         return torch.cat([((resized - self.size) / 2).round_() * scale, self.size * scale], 1)
 
     def train(self, store: Images, rows: Tensor, box: Tensor, flip: Tensor, finish: Finish | None = None) -> Tensor:
-        """The boxes of the images `rows`, mirrored where `flip`, at `size`: [B, 3, size, size], whole grey levels.
+        """Resize the boxes of the images `rows`, flipped if `flip`: [B, 3, size, size], integer grey levels.
 
-        `finish` changes a part of the result in place, as soon as it is made: then a CPU's cache still holds it.
+        `finish` changes each part of the result in place while it is still in the cache of the CPU.
         """
         if not self.random:
             return self.test(store, rows, flip, finish)
@@ -115,7 +111,7 @@ class ResizedCrop:
         return resample(store, rows, box, box, flip, self.size, finish)
 
     def test(self, store: Images, rows: Tensor, flip: Tensor | None = None, finish: Finish | None = None) -> Tensor:
-        """The middle of the images `rows`: [B, 3, size, size], whole grey levels, or what `finish` makes of them."""
+        """The centre of the images `rows`: [B, 3, size, size], integer grey levels before `finish` is applied."""
         if self.bicubic and isinstance(store, Tensor):
             return self._test_bicubic(store, rows, flip, finish)
         height, width = locate(store, rows)[:2]
@@ -130,8 +126,8 @@ class ResizedCrop:
         top, left = (round((side - self.size) / 2) for side in (height, width))
         result = torch.empty(len(rows), 3, self.size, self.size, device=store.device)
         for part in (slice(start, start + _AT_ONCE_ON_A_GPU) for start in range(0, len(rows), _AT_ONCE_ON_A_GPU)):
-            # Across, then down, with grey levels between, as Pillow does it; with antialiasing, which changes nothing
-            # where images grow, torch has the same curve as Pillow.
+            # First the width, then the height, with rounding in between, like Pillow. Antialiasing selects the curve of
+            # Pillow, and has no other effect on images that grow.
             large = store[rows[part]].float()
             for shape in ((large.shape[2], width), (height, width)):
                 large = interpolate(large, shape, mode="bicubic", antialias=True).round_().clamp_(0, 255)
@@ -147,17 +143,15 @@ class ResizedCrop:
 def resample(
     store: Images, rows: Tensor, box: Tensor, within: Tensor, flip: Tensor, size: int, finish: Finish | None = None
 ) -> Tensor:
-    """Parts of images at one size: float32, [B, 3, size, size], whole numbers in 0 .. 255.
+    """Resize parts of images to one size: float32 [B, 3, size, size], integers in 0 .. 255.
 
     Args:
-        rows: int64, [B]
-        box: [B, 4], top, left, height, width of what is shown
-        within: [B, 4], whole numbers: the pixels that may be looked at; beyond them the nearest one is repeated
-        flip: bool, [B], whether it is mirrored left to right
-        finish: what is done to each part of the result
+        box: Top, left, height and width of the part, [B, 4].
+        within: Box of the pixels that may be read, integers [B, 4]; border pixels are repeated beyond it.
+        finish: Function applied in place to each part of the result.
     """
     place, pixels = locate(store, rows), flat_pixels(store)
-    # int32 where it can hold a position in the store: positions are most of what is read and written here.
+    # int32 if possible, because positions are most of the memory traffic.
     integer = torch.int32 if pixels.numel() < 2**31 else torch.int64
     result = torch.empty(len(rows), 3, size, size, device=pixels.device)
 
@@ -183,7 +177,8 @@ def resample(
 def resample_one_by_one(
     store: Images, rows: Tensor, box: Tensor, flip: Tensor, size: int, finish: Finish | None = None
 ) -> Tensor:
-    """`resample` for whole boxes, to a grey level: on a CPU torch's own resizing is several times as fast."""
+    """`resample` for integer boxes, equal up to one grey level. On a CPU, the resizing of torch is several times
+    faster."""
     result = torch.empty(len(rows), 3, size, size)
     places = list(zip(rows.tolist(), box.tolist(), flip.tolist(), strict=True))
 
@@ -202,10 +197,10 @@ def resample_one_by_one(
 
 
 def _in_threads(sample: Callable[[slice], None], n: int) -> None:
-    """A few images at a time on each of torch's threads.
+    """Process a few images at a time in each of several threads.
 
-    One image is too little to be shared by threads: where the cores are busy, torch's own, which wait for one another
-    after every operation, make it ten times slower than one thread alone. The result is the same to the bit.
+    A single image is too small to be shared by threads: if the cores are busy, torch's own threads, which wait for each
+    other after every operation, are ten times slower than a single thread. The result is bit-equal.
     """
     parts = [slice(start, start + _AT_ONCE) for start in range(0, n, _AT_ONCE)]
     threads = torch.get_num_threads()
@@ -213,34 +208,34 @@ def _in_threads(sample: Callable[[slice], None], n: int) -> None:
         for part in parts:
             sample(part)
         return
-    inference = torch.is_inference_mode_enabled()  # a thread begins without it, and could not write the result
+    inference = torch.is_inference_mode_enabled()  # new threads start without it and could not write the result
 
-    def sample_likewise(part: slice) -> None:
+    def sample_in_mode(part: slice) -> None:
         with torch.inference_mode(inference):
             sample(part)
 
-    torch.set_num_threads(1)  # of every thread that starts from here on
+    torch.set_num_threads(1)  # applies to the threads started below
     try:
         with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(sample_likewise, parts))
+            list(pool.map(sample_in_mode, parts))
     finally:
         torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """From which two pixels of an image each output pixel comes along one direction; all are [B, size]."""
+    """The two source pixels of each output pixel in one direction; all tensors are [B, size]."""
 
     low: Tensor
-    """int64, the pixel above, or on the left"""
+    """The pixel above or on the left, int64."""
     high: Tensor
-    """int64, its neighbour; the same one where there is none"""
+    """Its neighbour, int64; the same pixel at the border."""
     share: Tensor
-    """float32, of the neighbour"""
+    """Weight of the neighbour, float32."""
 
     @classmethod
     def of(cls, box: Tensor, within: Tensor, direction: int, size: int, flip: Tensor | None) -> _Axis:
-        """`direction` 0 is down, 1 across."""
+        """`direction` is 0 for rows and 1 for columns."""
         start, length = (box[:, k, None].double() for k in (direction, direction + 2))
         first, count = (within[:, k, None] for k in (direction, direction + 2))
         output = torch.arange(size, device=box.device)
@@ -254,7 +249,7 @@ class _Axis:
 
 
 def _sample(pixels: Tensor, place: Located, down: _Axis, across: _Axis, result: Tensor) -> None:
-    """Mix four neighbours into `result`, [B, 3, size, size]. Positions are in the type of `place`."""
+    """Interpolate four neighbours into `result`, [B, 3, size, size]. Positions have the type of `place`."""
     integer = place.offset.dtype
     colours = torch.arange(3, dtype=integer, device=pixels.device)
     corner = place.offset[:, None] + colours * place.channel[:, None]  # [B, 3]

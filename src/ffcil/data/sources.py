@@ -1,4 +1,4 @@
-"""Data sets by name, from files to two `ImageSet`s."""
+"""Data sets by name, loaded from files into two `ImageSet`s."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ffcil.errors import InputError, unknown
 
 @dataclass(frozen=True)
 class DataSet:
-    """What a source gives: training and test images, and how they are augmented."""
+    """Training images, test images and their augmentation."""
 
     train: ImageSet
     test: ImageSet
@@ -38,7 +38,7 @@ class DataSet:
 Load = Callable[[Path | None, int | None, bool], DataSet]
 ListImages = Callable[[Path | None], Listing]
 PHOTOGRAPH_SIZE = 224
-"""side of the network's input for published photographs"""
+"""Default side of the network's input for published photographs."""
 
 
 @dataclass(frozen=True)
@@ -46,28 +46,30 @@ class Source:
     """A data set that ffcil can load by name."""
 
     about: str
+    """Short description."""
     classes: int | None
-    """None: the user's own images, as many as they have"""
+    """Number of classes; None for the user's own images."""
     image_size: int | None
-    """side of all images; None: of any size"""
+    """Side of all images in pixels; None if sizes differ."""
     usual_size: int
-    """side of the network's input where `image_size` says nothing"""
+    """Default side of the network's input in pixels."""
     load: Load
-    """from the file or folder named with --data, and the side asked for; whether unreadable images are left out"""
+    """Function that loads the data set from the path of --data (or None), for an input size (or None), and with or
+    without unreadable images."""
     find: Callable[[Path | None], str | None]
-    """what is missing and how to get it; None where nothing is"""
+    """Function that reports what is missing and how to get it, or returns None."""
     list_images: ListImages | None = None
-    """names and labels, before anything is decoded; None where the images are no files of their own"""
+    """Function that lists names and labels without decoding; None if the images are not in separate files."""
     origin: str = "you"
     licence: str = "yours"
     gigabytes: float | None = None
-    """to download; None: nothing, or not stated"""
+    """Size of the download; None if there is none, or if it is unknown."""
     counts: tuple[int | None, int | None] | None = None
-    """training and test images of the published split; None where it is not certain"""
+    """Number of training and test images of the published split; None if uncertain."""
 
 
 def data_folder() -> Path:
-    """Where data sets are looked for, and downloaded to, unless --data names a folder: `$FFCIL_DATA` or the cache."""
+    """Default folder of data sets and downloads: `$FFCIL_DATA`, or else a folder of the cache."""
     named = os.environ.get("FFCIL_DATA")
     return Path(named).expanduser() if named else cache_folder() / "data"
 
@@ -78,8 +80,8 @@ def find_source(name: str) -> Source:
     return SOURCES[name]
 
 
-def kind_of(path: Path) -> str:
-    """In which form somebody's own images are at a path: folder, parquet or csv."""
+def form_of(path: Path) -> str:
+    """Form of the user's own images at a path: folder, parquet or csv."""
     if not path.exists():
         raise InputError(f"There is no file or folder {path}: correct the path.")
     if path.suffix == ".csv" or (path.is_dir() and csv_files(path)):
@@ -87,27 +89,29 @@ def kind_of(path: Path) -> str:
     if path.suffix == ".parquet" or (path.is_dir() and next(path.rglob("*.parquet"), None)):
         return "parquet"
     if not path.is_dir():
-        raise InputError(f"{path} is no folder, .parquet or .csv file: name one of these, or a data set.")
+        raise InputError(
+            f"{path} is not a folder, .parquet or .csv file: give one of these, or the name of a data set."
+        )
     return "folder"
 
 
 def list_own(path: Path) -> Listing:
-    """Somebody's own images, in whichever form they are; one split alone will do."""
+    """List the user's own images in any form; a single split is sufficient."""
     forms = {"folder": list_folder, "parquet": list_parquet, "csv": list_csv}
-    return forms[kind_of(path)](path, partial=True)
+    return forms[form_of(path)](path, partial=True)
 
 
 def load_dataset(
     name: str, root: str | Path | None = None, image_size: int | None = None, skip_bad: bool = False
 ) -> DataSet:
-    """A data set by name (`ffcil data list` has them), from `root` where it needs files.
+    """Load a data set by name (`ffcil data list` lists them), from the file or folder `root` if it needs one.
 
-    Images are decoded once; `skip_bad` leaves out those that cannot be read, then and from then on.
+    Images are decoded once and stored. With `skip_bad`, unreadable images are left out of the store.
     """
     source = find_source(name)
     native = source.image_size
     if image_size is not None and native is not None and image_size < native:
-        raise InputError(f"Data set {name!r} has images of {native} pixels: leave image_size out, or ask for more.")
+        raise InputError(f"Data set {name!r} has images of {native} pixels: omit image_size, or give a larger one.")
     try:
         data = source.load(None if root is None else Path(root), image_size, skip_bad)
     except UnreadableImages as error:
@@ -127,23 +131,20 @@ def remedy_for_bad_images(name: str, root: str | Path | None, image_size: int | 
 def dataset_of(
     train: Dataset[Any], test: Dataset[Any], class_names: Sequence[str] | None = None, image_size: int | None = None
 ) -> DataSet:
-    """Any two map-style `torch.utils.data.Dataset`s of (image, label), for `Run(config, data=...)`.
+    """Convert two map-style `torch.utils.data.Dataset`s of (image, label) for `Run(config, data=...)`.
 
-    Images are kept in memory, as files of the same size would be stored: `image_set_of` says which are understood.
+    Images are kept in memory; see `image_set_of` for supported images.
     """
     size = image_size or DEFAULT_SIZE
     training, testing = (image_set_of(split, size, class_names) for split in (train, test))
-    names = max(training.class_names, testing.class_names, key=len)  # a test set may lack the last classes
+    names = max(training.class_names, testing.class_names, key=len)  # the test set may lack the last classes
     return DataSet(replace(training, class_names=names), replace(testing, class_names=names), own_augmentation(size))
 
 
 def enlarged(augmentation: Augmentation, size: int) -> Augmentation:
-    """For a ViT that wants larger images than there are: crops of random sizes brought to `size`, as published."""
+    """Augmentation for a ViT with an input larger than the images: resized crops of side `size`, as published."""
     crop = ResizedCrop(size, short_side=round(size * 256 / 224), bicubic=True)
     return replace(augmentation, padding=0, brightness=0.0, crop=crop)
-
-
-# --- glyphs: drawn, not downloaded ---------------------------------------------------------------------------------
 
 
 def _load_glyphs(root: Path | None, image_size: int | None, skip_bad: bool) -> DataSet:
@@ -151,13 +152,11 @@ def _load_glyphs(root: Path | None, image_size: int | None, skip_bad: bool) -> D
     return DataSet(train, test, GLYPHS_AUGMENTATION)
 
 
-# --- CIFAR-100 ----------------------------------------------------------------------------------------------------
-
 CIFAR100_AUGMENTATION = Augmentation(mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761))
 
 
 def _cifar100_root(root: Path | None) -> Path:
-    """torchvision wants the parent of `cifar-100-python`; people name either."""
+    """The parent of `cifar-100-python`, which torchvision needs; users may give either."""
     root = root or data_folder()
     return root.parent if root.name == "cifar-100-python" else root
 
@@ -167,10 +166,10 @@ def _find_cifar100(named: Path | None) -> str | None:
     missing = [n for n in ("train", "test", "meta") if not (root / "cifar-100-python" / n).is_file()]
     if not missing:
         return None
-    how = "" if named is None else "leave --data out, and "
+    how = "" if named is None else "omit --data, and "
     return (
-        f"CIFAR-100 is not in {root} (no cifar-100-python/{missing[0]}): with a network {how}the first run downloads "
-        "it; without one, unpack the authors' cifar-100-python.tar.gz and name its folder with --data."
+        f"CIFAR-100 is not in {root} (no cifar-100-python/{missing[0]}): with internet access, {how}the first run "
+        "downloads it; otherwise unpack the authors' cifar-100-python.tar.gz and give its folder with --data."
     )
 
 
@@ -178,7 +177,7 @@ def _load_cifar100(named: Path | None, image_size: int | None, skip_bad: bool) -
     from torchvision.datasets import CIFAR100
 
     root, problem = _cifar100_root(named), _find_cifar100(named)
-    if problem and named is not None:  # perhaps a slip of the pen, and no place for a download
+    if problem and named is not None:  # possibly a typing error, so nothing is downloaded
         raise InputError(problem)
     if problem:
         try:
@@ -189,7 +188,7 @@ def _load_cifar100(named: Path | None, image_size: int | None, skip_bad: bool) -
         splits = [CIFAR100(str(root), train=train) for train in (True, False)]
     except RuntimeError as error:
         raise InputError(
-            f"The files in {root / 'cifar-100-python'} are not the published ones: remove them and get CIFAR-100 again."
+            f"The files in {root / 'cifar-100-python'} are not those of CIFAR-100: remove them and download it again."
         ) from error
     train, test = (
         ImageSet(
@@ -202,11 +201,8 @@ def _load_cifar100(named: Path | None, image_size: int | None, skip_bad: bool) -
     return DataSet(train, test, CIFAR100_AUGMENTATION)
 
 
-# --- images in files ------------------------------------------------------------------------------------------------
-
-
 def _listed(list_images: ListImages, image_size: int | None, usual: int, smallest_crop: float = SMALLEST_CROP) -> Load:
-    """How images in files are loaded, whatever lists them."""
+    """Function that loads the images of a listing."""
 
     def load(root: Path | None, asked: int | None, skip_bad: bool) -> DataSet:
         size = image_size or asked or usual
@@ -217,7 +213,7 @@ def _listed(list_images: ListImages, image_size: int | None, usual: int, smalles
 
 
 def _missing(find: Callable[[Path | None], object]) -> Callable[[Path | None], str | None]:
-    """What a function that looks for files says when it does not find them."""
+    """Function that returns the error of `find`, or None."""
 
     def problem(root: Path | None) -> str | None:
         try:
@@ -230,7 +226,7 @@ def _missing(find: Callable[[Path | None], object]) -> Callable[[Path | None], s
 
 
 def _own(about: str, list_images: ListImages, find: Callable[[Path | None], object]) -> Source:
-    """A form in which people have images of their own."""
+    """Source of the user's own images in one form."""
     load = _listed(list_images, None, DEFAULT_SIZE)
     return Source(about, None, None, DEFAULT_SIZE, load, _missing(find), list_images)
 
@@ -244,7 +240,7 @@ def _published(name: str) -> Source:
     def list_or_download(root: Path | None) -> Listing:
         try:
             return list_images(root)
-        except InputError:  # it is not there, or a download broke off
+        except InputError:  # it does not exist, or its download was interrupted
             if root is not None or facts.download is None:
                 raise
         download_published(name, data_folder())
@@ -270,7 +266,7 @@ def _published(name: str) -> Source:
 
 SOURCES: dict[str, Source] = {
     "glyphs": Source(
-        "characters of many scripts in random fonts, poses and colours over clutter; drawn here, no download",
+        "characters of many scripts in random fonts, poses and colours; drawn by ffcil, no download",
         len(CHARACTERS),
         32,
         32,
@@ -293,7 +289,7 @@ SOURCES: dict[str, Source] = {
         counts=(50_000, 10_000),
     ),
     **{name: _published(name) for name in PUBLISHED},
-    "folder": _own("your own images: one folder a class, or train/ and test/", list_folder, find_folder),
+    "folder": _own("your own images: one folder per class, or train/ and test/", list_folder, find_folder),
     "parquet": _own("your own images in Parquet files: image, label, split", list_parquet, parquet_files),
-    "csv": _own("your own images by a CSV file: path, label, split", list_csv, csv_file),
+    "csv": _own("your own images in a CSV file: path, label, split", list_csv, csv_file),
 }

@@ -1,4 +1,4 @@
-"""A store on disk: pixels of training and test images, their sizes, what was left out, and a checksum."""
+"""A store on disk: pixels and sizes of training and test images, images that were left out, and checksums."""
 
 from __future__ import annotations
 
@@ -20,52 +20,52 @@ from torch import Tensor
 from ffcil.errors import InputError
 
 PARTS = (0, 1)
-"""training and test"""
-_TOGETHER = 256  # images between two entries in the journal
+"""Training and test."""
+_TOGETHER = 256  # images per entry of the journal
 _JOURNAL, _ABOUT = "journal.jsonl", "store.json"
 _BLOCK = 2**24  # bytes read at a time
 
 
 class BadImage(NamedTuple):
-    """An image that cannot be used."""
+    """An unreadable image."""
 
     position: int
-    """among the images of the data set that have a part"""
+    """Position among the used images of the data set."""
     name: str
     reason: str
 
 
 class Store(NamedTuple):
-    """A store, memory-mapped."""
+    """A memory-mapped store."""
 
     parts: tuple[tuple[Tensor, Tensor], ...]
-    """of training and test: flat uint8 pixels; int64 [N, 2], height and width of each image"""
+    """Flat uint8 pixels, and height and width of each image (int64 [N, 2]), of training and test images."""
     left_out: tuple[BadImage, ...]
 
 
 def open_store(folder: Path) -> Store:
-    with _telling_damage(folder):
+    with _reporting_damage(folder):
         left_out = tuple(BadImage(*image) for image in _about(folder)["left_out"])
         return Store(tuple(_mapped(folder, part) for part in PARTS), left_out)
 
 
 def verify_store(folder: Path) -> None:
-    """Every file is what was written."""
-    with _telling_damage(folder):
+    """Raise an error if a file does not match its checksum."""
+    with _reporting_damage(folder):
         for name, written in _about(folder)["sha256"].items():
             if _digest(folder / name).hexdigest() != written:
-                raise ValueError(f"{name} is not what was written there")
+                raise ValueError(f"the checksum of {name} is wrong")
         open_store(folder)
 
 
 @contextmanager
-def _telling_damage(folder: Path) -> Iterator[None]:
+def _reporting_damage(folder: Path) -> Iterator[None]:
     try:
         yield
     except InputError:
         raise
-    except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError) as error:  # of any bytes
-        raise InputError(f"The store {folder} is damaged ({error}): remove it, and it is made again.") from error
+    except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"The store {folder} is damaged ({error}): remove it to create it again.") from error
 
 
 def _about(folder: Path) -> dict[str, Any]:
@@ -83,11 +83,11 @@ def _sizes(part: int) -> str:
 
 def _mapped(folder: Path, part: int) -> tuple[Tensor, Tensor]:
     path = folder / _pixels(part)
-    # An empty file cannot be mapped. Copy on write: torch has no tensors that may only be read.
+    # An empty file cannot be mapped. Copy on write, because torch has no read-only tensors.
     pixels = np.memmap(path, np.uint8, "c") if path.stat().st_size else np.empty(0, np.uint8)
     sizes = np.load(folder / _sizes(part))
     if sizes.shape[1:] != (2,) or 3 * int(sizes.prod(1).sum()) != len(pixels):
-        raise ValueError(f"{path.name} is not as long as {_sizes(part)} says")
+        raise ValueError(f"{path.name} does not match {_sizes(part)}")
     return torch.from_numpy(pixels), torch.from_numpy(sizes)
 
 
@@ -100,13 +100,13 @@ def _digest(path: Path) -> Any:
 
 
 class StoreDraft:
-    """A store being written, image after image. Opened again after a kill, it goes on behind the last whole entry."""
+    """A store that is being written. After a kill, it is continued after the last complete entry of its journal."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.sizes = tuple(array("q") for _ in PARTS)  # height, width, height, ...
         self.bad: list[BadImage] = []
-        self._recall()
+        self._resume()
         self._digests = [_digest(folder / _pixels(part)) for part in PARTS]
         self._files = [(folder / _pixels(part)).open("ab") for part in PARTS]
         self._journal = (folder / _JOURNAL).open("a", encoding="utf-8")
@@ -120,23 +120,23 @@ class StoreDraft:
             file.close()
 
     def __len__(self) -> int:
-        """Images so far, bad ones included."""
+        """Number of images so far, including unreadable ones."""
         return sum(len(sizes) for sizes in self.sizes) // 2 + len(self.bad)
 
-    def _recall(self) -> None:
-        """Take up what the journal vouches for, and cut off what was written after it."""
+    def _resume(self) -> None:
+        """Read the journal, and truncate the files to the images that it contains."""
         entries = []
         if (self.folder / _JOURNAL).is_file():
-            with suppress(ValueError):  # the last line may be torn
+            with suppress(ValueError):  # the last line may be incomplete
                 for line in (self.folder / _JOURNAL).read_text(encoding="utf-8").splitlines():
                     entries.append(json.loads(line))
         for image in (image for entry in entries for image in entry):
-            self._note(image)
+            self._remember(image)
         wanted = [3 * int(np.prod(self._shapes(part), axis=1).sum()) for part in PARTS]
         paths = [self.folder / _pixels(part) for part in PARTS]
         for path in paths:
             path.touch()
-        if any(path.stat().st_size < length for path, length in zip(paths, wanted, strict=True)):  # the power failed
+        if any(path.stat().st_size < size for path, size in zip(paths, wanted, strict=True)):  # after a power failure
             self.sizes, self.bad, entries, wanted = tuple(array("q") for _ in PARTS), [], [], [0, 0]
         for path, length in zip(paths, wanted, strict=True):
             with path.open("r+b") as file:
@@ -144,7 +144,7 @@ class StoreDraft:
         lines = "".join(json.dumps(entry) + "\n" for entry in entries)
         (self.folder / _JOURNAL).write_text(lines, encoding="utf-8")
 
-    def _note(self, image: list[Any]) -> None:
+    def _remember(self, image: list[Any]) -> None:
         if isinstance(image[0], str):
             self.bad.append(BadImage(len(self), *image))
         else:
@@ -154,18 +154,18 @@ class StoreDraft:
         return np.array(self.sizes[part], np.int64).reshape(-1, 2)
 
     def add(self, part: int, pixels: NDArray[np.uint8], height: int, width: int) -> None:
-        """The next image."""
+        """Write the next image."""
         content = np.ascontiguousarray(pixels).data
         self._files[part].write(content)
         self._digests[part].update(content)
-        self._enter([part, height, width])
+        self._record([part, height, width])
 
     def leave_out(self, name: str, reason: str) -> None:
-        """The next image is a bad one."""
-        self._enter([name, reason])
+        """Record that the next image is unreadable."""
+        self._record([name, reason])
 
-    def _enter(self, image: list[Any]) -> None:
-        self._note(image)
+    def _record(self, image: list[Any]) -> None:
+        self._remember(image)
         self._entry.append(image)
         if len(self._entry) == _TOGETHER:
             for file in self._files:
@@ -186,7 +186,7 @@ class StoreDraft:
         (self.folder / _ABOUT).write_text(json.dumps(about), encoding="utf-8")
         (self.folder / _JOURNAL).unlink()
         for path in (*self.folder.iterdir(), self.folder):
-            _sync(path)  # the folder gets its name next, and a name says that all is there
+            _sync(path)  # before the folder is renamed, which marks it as complete
 
 
 def _sync(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Data sets in tables: Parquet files that hold the images, and CSV files that name them."""
+"""Data sets in tables: Parquet files that contain the images, and CSV files that list them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from ffcil.data.own_images import Listing, check_classes, file_key, parts_of, stratified
 from ffcil.errors import InputError
 
-if TYPE_CHECKING:  # it takes a moment to load
+if TYPE_CHECKING:  # slow to import
     import pyarrow as pa
 
-HOW_PARQUET = "name with --data a Parquet file, or a folder of them, with columns image, label and, if you like, split"
-HOW_CSV = "name with --data a CSV file with the columns path, label and, if you like, split"
+HOW_PARQUET = "give with --data a Parquet file or a folder of them, with columns image, label and, optionally, split"
+HOW_CSV = "give with --data a CSV file with columns path, label and, optionally, split"
 _CLASSES = "classes.txt"
-_AT_ONCE = 64  # rows of a Parquet file in memory
-_FIRST_LINE = 2**16  # characters that are read of a table to see what it is
-_BUFFER = 2**20  # bytes of a Parquet file read at a time: without a limit, all of a row group
+_AT_ONCE = 64  # rows of a Parquet file in memory at a time
+_FIRST_LINE = 2**16  # maximal number of characters of a header
+_BUFFER = 2**20  # bytes of a Parquet file read at a time; the default is a whole row group
 _SPLITS = ("train", "test", "validation", "valid", "val")
 
 
@@ -44,9 +44,9 @@ def parquet_files(root: Path | None) -> list[Path]:
 
 
 def list_parquet(root: Path | None, partial: bool = False) -> Listing:
-    """The images of one Parquet file or of a folder of them, in the form of Hugging Face's image data sets.
+    """List the images of one Parquet file or a folder of them, in the format of Hugging Face image data sets.
 
-    `partial`: one split alone will do."""
+    With `partial`, a single split is sufficient."""
     files = parquet_files(root)
     assert root is not None
     tables = [_columns(path) for path in files]
@@ -66,13 +66,13 @@ def list_parquet(root: Path | None, partial: bool = False) -> Listing:
         class_names,
         lambda: _parquet_contents(files),
         file_key(all_files),
-        drawn=splits is None,
+        random_split=splits is None,
     )
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """A Parquet file; what is wrong with it may also turn out while it is read."""
+    """Open a Parquet file; errors in opening or reading it are reported."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
@@ -81,29 +81,29 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file
     except (pa.ArrowException, OSError) as error:
         reason = str(error).strip().split("\n")[0]
-        raise InputError(f"{path} is not a whole Parquet file ({reason}): get it again.") from error
+        raise InputError(f"{path} is not a complete Parquet file ({reason}): download it again.") from error
 
 
 def _columns(path: Path) -> pa.Table:
-    """All but the images, with the file's schema checked and kept."""
+    """Read labels and splits, and check the schema of the file."""
     with _opened(path) as file:
         schema = file.schema_arrow
         table = file.read(columns=[name for name in ("label", "split") if name in schema.names])
     for needed in ("image", "label"):
         if needed not in schema.names:
             raise InputError(
-                f"{path} has no column {needed!r} (its columns: {', '.join(schema.names)}): rename the one that is it."
+                f"{path} has no column {needed!r} (its columns: {', '.join(schema.names)}): rename the column."
             )
     if not _holds_bytes(schema.field("image").type):
         raise InputError(
-            f"Column 'image' of {path} is {schema.field('image').type}: make it the images' encoded bytes, or a struct "
-            "of bytes and path."
+            f"Column 'image' of {path} is {schema.field('image').type}: it must contain encoded images, or a "
+            "struct of bytes and path."
         )
     return table.replace_schema_metadata(schema.metadata)
 
 
 def _holds_bytes(kind: pa.DataType) -> bool:
-    """Whether a column of images is bytes, or has a field of them."""
+    """Whether a column of images contains bytes."""
     import pyarrow as pa
 
     if pa.types.is_struct(kind):
@@ -112,7 +112,7 @@ def _holds_bytes(kind: pa.DataType) -> bool:
 
 
 def _parquet_contents(files: Sequence[Path]) -> Iterator[Path | bytes]:
-    """A few rows at a time."""
+    """Encoded images, read a few rows at a time."""
     for path in files:
         with _opened(path) as file:
             for batch in file.iter_batches(_AT_ONCE, columns=["image"]):
@@ -121,7 +121,7 @@ def _parquet_contents(files: Sequence[Path]) -> Iterator[Path | bytes]:
 
 
 def _content(value: Any, folder: Path) -> Path | bytes:
-    """Bytes where there are any, else the file that the path names, else nothing, which is no image."""
+    """The bytes, or else the file of the path, or else empty bytes, which are not a readable image."""
     if isinstance(value, dict):
         named = value.get("path")
         value = folder / named if value["bytes"] is None and named else value["bytes"]
@@ -129,7 +129,7 @@ def _content(value: Any, folder: Path) -> Path | bytes:
 
 
 def _named_images(path: Path) -> Iterator[Path]:
-    """The files that a Parquet file names where it may lack the bytes."""
+    """Image files that a Parquet file refers to because it does not contain their bytes."""
     import pyarrow as pa
 
     with _opened(path) as file:
@@ -150,21 +150,21 @@ def _may_lack_bytes(group: Any) -> bool:
 
 
 def _all_splits(files: Sequence[Path], tables: Sequence[pa.Table], root: Path) -> list[str] | None:
-    """Of every row of all files; None where no file says."""
+    """Splits of all rows of all files; None if no file has splits."""
     splits = [_splits(path, table, root) for path, table in zip(files, tables, strict=True)]
     if all(each is None for each in splits):
         return None
     for path, each in zip(files, splits, strict=True):
         if each is None:
             raise InputError(
-                f"{path} has no split, but other files in {root} have: give it a column split, a name such as "
-                "train-0.parquet or a place in a folder train/ or test/, or take it away."
+                f"{path} has no split, but other files in {root} have one: add a column split, rename it to e.g. "
+                "train-0.parquet, move it into train/ or test/, or remove it."
             )
     return [split for each in splits if each for split in each]
 
 
 def _splits(path: Path, table: pa.Table, root: Path) -> list[str] | None:
-    """Of every row: from the column, else from a file name such as train-00000-of-00002, or a folder of such a name."""
+    """Splits of all rows: from the column, or else from the name of the file (train-00000-of-00002) or its folder."""
     if "split" in table.column_names:
         splits: list[str | None] = table.column("split").to_pylist()
         if None in splits:
@@ -177,7 +177,7 @@ def _splits(path: Path, table: pa.Table, root: Path) -> list[str] | None:
 
 
 def _class_names(folder: Path, schema: pa.Schema) -> tuple[str, ...] | None:
-    """From classes.txt beside the file, else from what Hugging Face writes into it."""
+    """Class names from classes.txt beside the file, or else from the metadata of Hugging Face."""
     if names := listed_classes(folder):
         return names
     try:
@@ -200,15 +200,14 @@ def csv_file(root: Path | None) -> Path:
     files = csv_files(root)
     if len(files) != 1:
         raise InputError(
-            f"There are {len(files)} CSV files with the columns path and label in {root}: name the one that lists the "
-            "images with --data."
+            f"There are {len(files)} CSV files with the columns path and label in {root}: give one of them with --data."
         )
     return files[0]
 
 
 def csv_files(folder: Path) -> list[Path]:
-    """Of those in a folder the ones that list images. Where there is none, a table beside class folders is nobody's
-    list of images; any other one may be, with a first line that is mistaken."""
+    """CSV files of a folder that list images. If none has the right header, all are returned, so that the wrong header
+    is reported, unless there are class folders beside them."""
     files = sorted(file for file in folder.glob("*.csv") if file.is_file())
     listing = [file for file in files if {"path", "label"} <= set(_header(file))]
     folders = sum(child.is_dir() and not child.name.startswith(".") for child in folder.iterdir())
@@ -216,25 +215,27 @@ def csv_files(folder: Path) -> list[Path]:
 
 
 def _header(file: Path) -> list[str]:
-    """Of a table of whatever content: no more than its beginning is read."""
+    """First line of a table."""
     with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
         return next(csv.reader([lines.readline(_FIRST_LINE)], skipinitialspace=True), [])
 
 
 def list_csv(root: Path | None, partial: bool = False) -> Listing:
-    """The images that a CSV file names; paths are relative to it. `partial`: one split alone will do."""
+    """List the images of a CSV file; paths are relative to it. With `partial`, a single split is sufficient."""
     file = csv_file(root)
     rows = _csv_rows(file)
     paths = [file.parent / row["path"] for row in rows]
     missing = [path for path in paths if not path.is_file()]
     if missing:
-        more = f" and {len(missing) - 1} more that are" if len(missing) > 1 else ", which is"
-        raise InputError(f"{file} names {missing[0]}{more} not there: correct the paths, or take the lines out.")
+        more = f" and {len(missing) - 1} more files that do" if len(missing) > 1 else ", which does"
+        raise InputError(f"{file} lists {missing[0]}{more} not exist: correct the paths, or remove the lines.")
     labels, class_names = _labels([row["label"] for row in rows], listed_classes(file.parent), file)
-    drawn = not (rows and "split" in rows[0])
-    splits = [] if drawn else [row["split"] for row in rows]
-    parts = stratified(labels, len(class_names)) if drawn else parts_of(splits, file, partial)
-    return Listing(list(map(str, paths)), labels, parts, class_names, lambda: paths, file_key(paths), drawn=drawn)
+    random_split = not (rows and "split" in rows[0])
+    splits = [] if random_split else [row["split"] for row in rows]
+    parts = stratified(labels, len(class_names)) if random_split else parts_of(splits, file, partial)
+    return Listing(
+        list(map(str, paths)), labels, parts, class_names, lambda: paths, file_key(paths), random_split=random_split
+    )
 
 
 def _csv_rows(file: Path) -> list[dict[str, str]]:
@@ -248,43 +249,43 @@ def _csv_rows(file: Path) -> list[dict[str, str]]:
     for needed in ("path", "label"):
         if needed not in columns:
             raise InputError(
-                f"{file} has no column {needed!r} (its first line: {', '.join(columns)}): let its first line be "
+                f"{file} has no column {needed!r} (its first line: {', '.join(columns)}): the first line must be "
                 "path,label or path,label,split."
             )
     wanted = [name for name in ("path", "label", "split") if name in columns]
     for number, row in enumerate(rows):
         if lacking := [name for name in wanted if not (row[name] or "").strip()]:
-            raise InputError(f"{file} has no {lacking[0]} in line {number + 2}: fill it in, or take the line out.")
-    # a blank behind a label is nobody's intent, but a path may end in one
+            raise InputError(f"{file} has no {lacking[0]} in line {number + 2}: add it, or remove the line.")
+    # a path may end with a blank, so only labels and splits are stripped
     return [{name: row[name] if name == "path" else row[name].strip() for name in wanted} for row in rows]
 
 
-# --- labels of either -----------------------------------------------------------------------------------------------
+# --- labels -----------------------------------------------------------------------------------------------------------
 
 
 def listed_classes(folder: Path) -> tuple[str, ...] | None:
-    """One class a line."""
+    """The classes in classes.txt, one per line; None if there is no such file."""
     path = folder / _CLASSES
     if not path.is_file():
         return None
     names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     if twice := [name for name, times in Counter(names).items() if times > 1]:
-        raise InputError(f"{path} names class {twice[0]!r} more than once: take the line out that is too many.")
+        raise InputError(f"{path} lists class {twice[0]!r} more than once: remove the repeated line.")
     return tuple(names)
 
 
 def _labels(
     values: Sequence[Any], class_names: tuple[str, ...] | None, where: Path
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Position of every label among the classes, int64 [N], and the classes' names.
+    """Class of every label, int64 [N], and the names of the classes.
 
-    Without names the labels are them. Where the names are known, whole numbers count the classes from 0 on, and a text
-    is a class's name or else such a number.
+    Without class names, the labels are the names. With class names, an integer is the number of a class, from 0, and a
+    text is the name of a class or else such a number.
     """
     if not values:
         raise InputError(f"{where} lists no images: add some.")
     if None in values:
-        raise InputError(f"{where} has no label in row {values.index(None) + 1}: fill it in, or take the row out.")
+        raise InputError(f"{where} has no label in row {values.index(None) + 1}: add it, or remove the row.")
     texts = [str(value) for value in values]
     numeric = all(text.isdecimal() for text in texts)
     numbers = class_names is not None and type(values[0]) is int
@@ -296,9 +297,9 @@ def _labels(
     for row, text in enumerate(texts):
         if text not in position:
             raise InputError(
-                f"{where} has label {text!r} in row {row + 1}, but the {len(class_names)} listed classes have no such "
-                f"name or number: correct it, or {_CLASSES}."
+                f"{where} has label {text!r} in row {row + 1}, which is neither the name nor the number of one of the "
+                f"{len(class_names)} listed classes: correct it, or {_CLASSES}."
             )
     labels = np.array([position[text] for text in texts], np.int64)
-    check_classes(labels, class_names, where, "take it out of the list of classes")
+    check_classes(labels, class_names, where, "remove it from the list of classes")
     return labels, class_names

@@ -1,4 +1,4 @@
-"""From any map-style `torch.utils.data.Dataset` of (image, label) to an `ImageSet`."""
+"""Conversion of a map-style `torch.utils.data.Dataset` of (image, label) to an `ImageSet`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ from ffcil.errors import InputError
 def image_set_of(
     dataset: Dataset[Any], image_size: int = DEFAULT_SIZE, class_names: Sequence[str] | None = None
 ) -> ImageSet:
-    """All items of a data set in memory, for a network whose input has side `image_size`.
+    """Read all items of a data set into memory, for a network of input size `image_size`.
 
     Args:
-        dataset: has a length; an item is (image, label). An image is a PIL image, or a tensor [1 or 3, H, W] that is
-            uint8 or, in [0, 1], floating; a label is a whole number from 0 on. Leave random transforms and
-            normalisation out: they come later, on the device.
-        class_names: default: the data set's `classes`, or those of what it is a part of, else the numbers
+        dataset: Has a length; an item is (image, label). An image is a PIL image, or a tensor [1 or 3, H, W] of uint8
+        or
+            of floats in [0, 1]; a label is an integer from 0. Do not use random transforms or normalisation: they are
+            applied later, on the device.
+        image_size: Input size of the network in pixels.
+        class_names: By default the `classes` of the data set or of its underlying data set, or else the numbers.
     """
     frames: list[Tensor] = []
     labels: list[int] = []
@@ -38,8 +40,8 @@ def image_set_of(
     names = class_names or _classes_of(dataset) or range(1 + max(labels, default=-1))
     if labels and not 0 <= min(labels) <= max(labels) < len(names):
         wrong = min(labels) if min(labels) < 0 else max(labels)
-        raise InputError(f"An image has label {wrong}, but there are {len(names)} classes: number them from 0 on.")
-    return ImageSet(stored(frames, image_size), torch.tensor(labels, dtype=torch.int64), tuple(map(str, names)))
+        raise InputError(f"An image has label {wrong}, but there are {len(names)} classes: number the classes from 0.")
+    return ImageSet(store_frames(frames, image_size), torch.tensor(labels, dtype=torch.int64), tuple(map(str, names)))
 
 
 def _classes_of(dataset: Any) -> Sequence[str] | None:
@@ -49,7 +51,7 @@ def _classes_of(dataset: Any) -> Sequence[str] | None:
 
 
 def frame_of(image: Any, size: int, what: str) -> Tensor:
-    """[height, width, 3], scaled as a file's image would be; `what` names it in errors."""
+    """Scale an image like one from a file: [height, width, 3]. `what` names it in errors."""
     if isinstance(image, Tensor):
         image = _pil(image, what)
     if not isinstance(image, Image.Image):
@@ -57,11 +59,11 @@ def frame_of(image: Any, size: int, what: str) -> Tensor:
     try:
         return scaled(as_shown(image), size)
     except ValueError as error:
-        raise InputError(f"{what} cannot be used ({error}): give it 8 bits a colour, and no strip.") from error
+        raise InputError(f"{what} cannot be used ({error}): convert it to 8 bits per colour, or crop it.") from error
 
 
 def scaled(image: Image.Image, size: int) -> Tensor:
-    """[height, width, 3]: the middle square, or the full frame of what is large."""
+    """The centre square, or for large sizes the full frame: [height, width, 3]."""
     frame = middle_square(image, size) if size < LARGE else whole_frame(image, short_side_for(size))
     return torch.from_numpy(np.array(frame))
 
@@ -71,13 +73,13 @@ def _pil(image: Tensor, what: str) -> Image.Image:
         raise InputError(f"{what} is a tensor {list(image.shape)}: give [1 or 3, height, width].")
     if image.dtype != torch.uint8:
         if not image.is_floating_point() or image.min() < 0 or image.max() > 1:
-            raise InputError(f"{what} is {image.dtype} and not in [0, 1]: give uint8, or drop what scales it.")
+            raise InputError(f"{what} is {image.dtype} and not in [0, 1]: give uint8, or remove the normalisation.")
         image = (image * 255).round().to(torch.uint8)
     return Image.fromarray(image.expand(3, -1, -1).permute(1, 2, 0).contiguous().cpu().numpy())
 
 
-def stored(frames: Sequence[Tensor], size: int) -> Images:
-    """A store of frames for a network whose input has side `size`."""
+def store_frames(frames: Sequence[Tensor], size: int) -> Images:
+    """A store of frames for a network of input size `size`."""
     pixels = torch.cat([torch.empty(0, dtype=torch.uint8), *(frame.view(-1) for frame in frames)])
     if size < LARGE:
         return pixels.view(-1, size, size, 3).permute(0, 3, 1, 2).contiguous()

@@ -1,4 +1,4 @@
-"""The embedded pre-trained model: a small ViT for 32 x 32 images, its weights inside the package.
+"""The embedded pre-trained model: a small ViT for 32 x 32 images, with weights in the package.
 
 `scripts/pretrain_glyph_vit.py` pre-trains it on images of characters that the data set `glyphs` does not use.
 """
@@ -12,12 +12,13 @@ from typing import Any, cast
 from timm.models.vision_transformer import VisionTransformer
 
 GLYPH_VIT = "glyph_vit"
-"""Its name among the backbones."""
+"""Name of the backbone."""
 
 
 def glyph_vit() -> VisionTransformer:
-    """The network with random weights and no classifier: 1.2 million parameters, 128 features, images in [0, 1]."""
-    # Patches of 8: of 4, an image is four times the work on a CPU.
+    """The network with random weights and without classifier: 1.2 million parameters, 128 features, images in [0,
+    1]."""
+    # Patches of 8 pixels; with 4 pixels, an image would take four times as long on a CPU.
     net = VisionTransformer(
         img_size=32, patch_size=8, embed_dim=128, depth=6, num_heads=4, num_classes=0, dynamic_img_size=True
     )
@@ -26,5 +27,5 @@ def glyph_vit() -> VisionTransformer:
 
 
 def glyph_vit_weights() -> Path:
-    """The embedded file: safetensors in half precision."""
+    """Path of the embedded weights: safetensors in half precision."""
     return Path(str(files("ffcil"))) / "models" / "weights" / "glyph_vit.safetensors"

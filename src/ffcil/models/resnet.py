@@ -1,4 +1,4 @@
-"""Residual networks: the CIFAR family (ResNet-32 and a small one) and ResNet-18 with three stems.
+"""Residual networks: the CIFAR family (ResNet-8 and ResNet-32) and ResNet-18 with three stems.
 
 A backbone maps images [B, 3, H, W] to pooled features [B, feature_dim] and has no classifier.
 """
@@ -21,21 +21,21 @@ class Backbone(nn.Module):
 
     feature_dim: int
     lower: nn.Module
-    """stem and all stages but the last"""
+    """Stem and all stages except the last."""
     upper: nn.Module
-    """the last stage"""
+    """Last stage."""
 
     def forward(self, images: Tensor) -> Tensor:
         return pool(self.upper(self.lower(images)))
 
 
 def pool(maps: Tensor) -> Tensor:
-    """[B, D, h, w] -> [B, D], in float32 also where the maps are of less precision"""
+    """Average pooling, [B, D, h, w] -> [B, D], in float32."""
     return maps.mean(dim=(2, 3), dtype=torch.float32)
 
 
 class _Block(nn.Module):
-    """conv3-BN-ReLU-conv3-BN, add, ReLU. A shortcut that shrinks has no parameters (option A of He et al.)."""
+    """Basic block: conv3-BN-ReLU-conv3-BN, add, ReLU. Shortcuts have no parameters (option A of He et al.)."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class _Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
-        if self.stride > 1 or self.added:  # every second pixel; zeros for the channels that are new
+        if self.stride > 1 or self.added:  # subsample pixels; zeros for additional channels
             x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.added))
         return F.relu(x + y)
 
@@ -82,8 +82,8 @@ class CifarResNet(Backbone):
 class ResNet18(Backbone):
     """torchvision's ResNet-18 without its classifier.
 
-    `stem`: "3x3" for small images (no pooling after it); "7x7" and pooling for large ones; "3x3-pool" is what the
-    published ImageNet runs that begin with half of the classes have, 3.8 times as costly as "7x7".
+    `stem` is "3x3" without pooling for small images, "7x7" with pooling for large images, or "3x3-pool" as in published
+    ImageNet runs that start with half of the classes, which takes 3.8 times as long as "7x7".
     """
 
     def __init__(self, stem: str) -> None:
@@ -105,7 +105,7 @@ BACKBONES: dict[str, Callable[[], Backbone]] = {
     "resnet18-imagenet": lambda: ResNet18("7x7"),
     "resnet18-imagenet-3x3": lambda: ResNet18("3x3-pool"),
 }
-"""By name. `resnet8` halves the image in its stem: for small images on a CPU."""
+"""Backbones by name. `resnet8` halves the image in its stem; it is for small images on a CPU."""
 
 
 def build_backbone(name: str) -> Backbone:

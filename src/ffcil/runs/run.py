@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ffcil import arrivals as schedules
 from ffcil import metrics
 from ffcil.arrivals import Arrivals
-from ffcil.config.settings import EqualArrivals, GivenArrivals, HalfArrivals, RunConfig, TraceArrivals
+from ffcil.config.settings import RunConfig
 from ffcil.data.augment import Augmentation
 from ffcil.data.sources import DataSet, load_dataset
 from ffcil.errors import InputError
@@ -37,23 +36,8 @@ from ffcil.training.progress import FitProgress, Listener, reporting_to
 
 
 def build_arrivals(config: RunConfig, available: int) -> Arrivals:
-    """The schedule that a configuration describes, over `available` classes or as many as it names."""
-    settings, seed = config.arrivals, config.arrival_seed
-    if isinstance(settings, GivenArrivals):
-        return schedules.given(settings.sizes, settings.order, seed)
-    if isinstance(settings, TraceArrivals):
-        return schedules.from_trace(settings.trace, settings.window)
-    classes = settings.classes or available
-    if classes > available:
-        raise InputError(
-            f"arrivals.classes is {classes}, but the data set has {available}: lower it, or set it to null."
-        )
-    if isinstance(settings, EqualArrivals):
-        return schedules.equal(classes, settings.steps)
-    if isinstance(settings, HalfArrivals):
-        return schedules.half(classes, settings.steps)
-    s = settings
-    return schedules.free_flow(classes, s.steps, s.smallest, s.largest, s.alpha, s.order, seed)
+    """The schedule of a configuration, for a data set of `available` classes."""
+    return config.arrivals.build(available, config.arrival_seed)
 
 
 def count(true: torch.Tensor, predicted: torch.Tensor, classes: int) -> NDArray[np.int64]:
@@ -240,7 +224,7 @@ def exhaustion_explained(folder: Path) -> Iterator[None]:
 def augmentation_of(config: RunConfig, augmentation: Augmentation) -> Augmentation:
     """A data set's own, as the configuration changes it."""
     if config.train.augment == "none":
-        augmentation = augmentation.still()
+        augmentation = augmentation.without_randomness()
     elif config.train.augment == "auto":
         augmentation = replace(augmentation, auto=True)
     normalise = config.normalise

@@ -16,7 +16,15 @@ from typing import Any
 import yaml
 from pydantic import Field
 
-from ffcil.config.resolve import RECIPE_FILES, check_names, lay, parse_assignments, read_yaml, recipe_names, resolve
+from ffcil.config.resolve import (
+    RECIPE_FILES,
+    check_names,
+    merge_overrides,
+    parse_assignments,
+    read_yaml,
+    recipe_names,
+    resolve,
+)
 from ffcil.config.settings import RunConfig, Seed, Settings, validate
 from ffcil.data.sources import SOURCES
 from ffcil.errors import InputError, unknown
@@ -132,7 +140,7 @@ def narrow(
     for field in _dotted(over):
         if owner := _set_by(study, field):
             raise InputError(f"The {called} sets {owner} itself: drop --set {field}=..., or write a study of your own.")
-    changed["set"] = lay(study.set, over)
+    changed["set"] = merge_overrides(study.set, over)
     recipes = {*recipe_names(), *(recipe for group in groups for recipe in group.recipes)}
     changed["data"] = {**study.data, **dict(_named_data(entry, recipes) for entry in data)}
     changed["imports"] = tuple(dict.fromkeys((*study.imports, *imports)))

@@ -1,0 +1,5 @@
+"""Arrivals: how many new classes each step brings."""
+
+from ffcil.arrivals.schedule import Arrivals, equal_arrivals, free_flow, from_trace, given_arrivals, half_arrivals
+
+__all__ = ["Arrivals", "equal_arrivals", "free_flow", "from_trace", "given_arrivals", "half_arrivals"]
