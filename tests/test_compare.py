@@ -113,7 +113,7 @@ def test_an_unfinished_run_has_steps_and_no_result(tmp_path: Path) -> None:
     assert pair["seconds"] == {"train": None, "memory": None, "evaluate": None}
     shown = " ".join(CliRunner().invoke(app, ["compare", str(tmp_path / "a"), str(tmp_path / "b")]).output.split())
     assert "is unfinished (2 of 4 steps)" in shown
-    assert "No time to compare" in shown
+    assert "There is no time to compare" in shown
 
 
 def test_studies_without_a_pair_are_an_error(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_run_that_has_not_begun_takes_nothing_from_the_others(tmp_path: Path) 
     assert [step["pairs"] for step in linear["steps"]] == [2, 2, 2, 2]
     assert pair["seconds"]["train"] == {"a": 6.0, "b": 6.0}
     shown = " ".join(CliRunner().invoke(app, ["compare", str(tmp_path / "a"), str(tmp_path / "b")]).output.split())
-    assert "late is unfinished (0 of 4 steps): nothing of it is below." in shown
+    assert "late is unfinished (0 of 4 steps). It is not compared." in shown
 
 
 def test_steps_are_those_of_the_pairs_that_have_them(tmp_path: Path) -> None:

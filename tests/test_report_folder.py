@@ -8,8 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ffcil.cli import app
-from ffcil.report import load_runs, write_report
-from ffcil.report.analyse.contents import Contents
+from ffcil.report import Contents, load_runs, write_report
 from invented_runs import random_hits, write_run, write_sweep
 
 ONE = ("linear",)
@@ -21,7 +20,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_report_has_every_table_and_figure_that_has_records(sweep: Path, tmp_path: Path) -> None:
-    contents = Contents.of(load_runs(sweep))
+    contents = Contents.from_runs(load_runs(sweep))
     assert set(contents.left_out) == {"ablation"}
     written = write_report(contents, tmp_path, command="ffcil report there")
     names = {path.relative_to(tmp_path).as_posix() for path in written}
@@ -39,7 +38,7 @@ def test_a_report_has_every_table_and_figure_that_has_records(sweep: Path, tmp_p
     assert {"table.md", "table.tex", "table.csv", "evidence.md", "evidence.csv", "report.html"} < names
     page = (tmp_path / "report.html").read_text()
     assert "ffcil report there" in page
-    assert "ablation: no finished run has a part of the framework without the rest." in page
+    assert "ablation: no finished run has only some parts of the framework." in page
 
 
 def test_the_command_says_what_it_left_out(tmp_path: Path) -> None:
@@ -48,7 +47,7 @@ def test_the_command_says_what_it_left_out(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["report", str(tmp_path / "runs")])
     assert done.exit_code == 0
     said = done.output
-    assert "b (icarl, FF.org, seed 1) is unfinished, 2 of 4 steps, and is left out of every result." in said
+    assert "b (icarl, FF.org, seed 1) is unfinished (2 of 4 steps) and is left out of every result." in said
     assert "Left out, alpha: it needs finished runs" in said
     assert "Left out, drop and recovery: it needs" in said
     assert (tmp_path / "runs" / "report" / "report.html").as_uri() in said

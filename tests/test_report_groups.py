@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ffcil.report import compare, load_runs, write_report
+from ffcil.report import Contents, compare, load_runs, write_report
 from ffcil.report.analyse.class_sizes import class_points, mean_by_size
-from ffcil.report.analyse.contents import Contents
 from ffcil.report.analyse.overhead import costs
 from ffcil.report.analyse.sweeps import sweeps
-from ffcil.report.analyse.tables import markdown
-from ffcil.report.render.latex import latex
+from ffcil.report.render.latex import comparison_latex
+from ffcil.report.render.markdown import comparison_markdown
 from invented_runs import FREE_FLOW, IMAGES, naive, random_hits, write_run, write_sweep
 
 ONE = ("linear",)
@@ -31,7 +30,7 @@ def test_other_conditions_get_rows_of_their_own_and_repeated_runs_are_left_out(t
     number = rows[0].number("Equ.T", "average")
     assert number is not None
     assert (number.n, number.mean) == (1, pytest.approx(naive("Equ.T", 0, "linear")[0]))
-    assert "c repeats a (iCaRL, Equ.T, seed 0) and is left out of every result." in markdown(rows)
+    assert "c repeats a (iCaRL, Equ.T, seed 0) and is left out of every result." in comparison_markdown(rows)
 
 
 def test_methods_datasets_and_step_numbers_get_rows_of_their_own(tmp_path: Path) -> None:
@@ -97,7 +96,7 @@ def test_runs_from_other_images_are_not_passed_off_as_one(tmp_path: Path) -> Non
     for setting, sample in (("Equ.T", "abc"), ("FF.org", "xyz")):
         folder = write_run(tmp_path / setting, setting, 0, random_hits(setting, 0), classifiers=ONE)
         (folder / "data.json").write_text(json.dumps({"sample": sample}))
-    contents = Contents.of(load_runs(tmp_path))
+    contents = Contents.from_runs(load_runs(tmp_path))
     assert [(row.group.dataset, list(row.cells)) for row in contents.rows] == [
         ("glyphs (images 1)", ["Equ.T"]),
         ("glyphs (images 2)", ["FF.org"]),
@@ -112,7 +111,7 @@ def test_runs_from_other_images_are_not_passed_off_as_one(tmp_path: Path) -> Non
 def test_own_images_go_by_the_name_of_their_file(tmp_path: Path, dataset: str, label: str) -> None:
     folder = write_run(tmp_path / "run", "FF.org", 0, random_hits("FF.org", 0), classifiers=ONE, dataset=dataset)
     (folder / "environment.json").write_text(json.dumps({"data": "cars-train"}))
-    (row,) = Contents.of(load_runs(tmp_path)).rows
+    (row,) = Contents.from_runs(load_runs(tmp_path)).rows
     assert row.data_label == f"{label}, 8 classes in 4 steps"
 
 
@@ -158,7 +157,7 @@ def test_how_many_surrogates_and_how_much_centre_loss_part_runs(tmp_path: Path) 
         write_run(
             tmp_path / f"c-{seed}", "FF.org", seed, lambda *_: 5, classifiers=ONE, method="der", centre_weight=0.0
         )
-    contents = Contents.of(load_runs(tmp_path))
+    contents = Contents.from_runs(load_runs(tmp_path))
     assert contents.notes == []
     ours = {row.group.label: row.recovery("last") for row in contents.rows if row.group.title == "iCaRL"}
     assert {label: change and (change.value, change.pairs) for label, change in ours.items()} == {
@@ -175,15 +174,15 @@ def test_methods_that_share_a_title_are_told_apart(tmp_path: Path) -> None:
         folder = write_run(tmp_path / method, "FF.org", 0, lambda *_, n=hits: n, method=method, classifiers=ONE)
         summary = json.loads((folder / "summary.json").read_text())
         (folder / "summary.json").write_text(json.dumps(summary | {"title": "iCaRL"}))
-    contents = Contents.of(load_runs(tmp_path))
+    contents = Contents.from_runs(load_runs(tmp_path))
     assert [row.label for row in contents.rows] == ["iCaRL [icarl], linear head", "iCaRL [mine], linear head"]
-    table = latex(contents.rows)
+    table = comparison_latex(contents.rows)
     assert "$25.00$" in table
     assert "$75.00$" in table
     written = write_report(contents, tmp_path / "report")
     assert sum(path.name.startswith("forgetting-") and path.suffix == ".svg" for path in written) == 2
     page = (tmp_path / "report" / "report.html").read_text()
-    assert "<th scope='row'>iCaRL [mine]</th>" in page
+    assert '<th scope="row">iCaRL [mine]</th>' in page
 
 
 def test_costs_are_ratios_over_the_same_seeds_on_the_same_device(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from ffcil.report import compare, load_runs
 from ffcil.report.analyse.ablation import ablations
-from ffcil.report.analyse.ablation import csv as ablation_csv
-from ffcil.report.analyse.ablation import markdown as ablation_markdown
-from ffcil.report.render.latex import latex, latex_ablation
+from ffcil.report.render.csv import ablation_csv
+from ffcil.report.render.latex import ablation_latex, comparison_latex
+from ffcil.report.render.markdown import ablation_markdown
 from invented_runs import FREE_FLOW, IMAGES, naive, random_hits, write_run
 
 ONE = ("linear",)
@@ -26,7 +26,7 @@ SETTINGS = ("Equ.T", "FF.org", "FF.ours")
 
 def test_latex_balances_and_escapes(tmp_path: Path) -> None:
     write_run(tmp_path / "run", "Equ.T", 0, random_hits("Equ.T", 0), dataset="my_set & 100%")
-    text = latex(compare(load_runs(tmp_path)))
+    text = comparison_latex(compare(load_runs(tmp_path)))
     assert "my\\_set \\& 100\\%, 8 classes in 4 steps" in text
     assert text.count("{") == text.count("}")
     assert text.count("\\begin{tabular}") == text.count("\\end{tabular}") == 1
@@ -105,7 +105,7 @@ def test_latex_has_the_papers_layout(tmp_path: Path) -> None:
         name = f"{method}-{dataset}-{setting}-{seed}"
         hits = random_hits(setting, seed)
         write_run(tmp_path / name, setting, seed, hits, classifiers=ONE, method=method, dataset=dataset)
-    text = latex(compare(load_runs(tmp_path)))
+    text = comparison_latex(compare(load_runs(tmp_path)))
     rows = table_rows(text)
     assert [width(row) for row in rows] == [1 + 2 * 3 * 2] * 5  # data sets, settings, metrics, then two methods
     assert "{\\textbf{a\\_1, 8 classes in 4 steps}}" in rows[0][1]
@@ -119,7 +119,7 @@ def test_latex_has_the_papers_layout(tmp_path: Path) -> None:
 
 
 def test_latex_of_an_ablation_ticks_its_parts(tmp_path: Path) -> None:
-    rows = table_rows(latex_ablation(ablated(tmp_path)))
+    rows = table_rows(ablation_latex(ablated(tmp_path)))
     assert {width(row) for row in rows} == {7}  # four parts, two accuracies, n
     assert [[cell.strip() for cell in row[:3]] for row in rows[2:]] == [
         ["$\\times$", "own", "$\\times$"],
@@ -142,16 +142,16 @@ def test_an_ablation_over_other_seeds_shows_its_pairs(tmp_path: Path) -> None:
     _, cwm = csv_format.DictReader(io.StringIO(ablation_csv(made)))
     assert (cwm["runs"], cwm["pairs"], float(cwm["last_change"])) == ("2", "1", pytest.approx(100 * 2 / IMAGES))
     assert ablation_markdown(made).splitlines()[3].endswith("| 2 (1 pair) |")
-    *_, last, n = table_rows(latex_ablation(made))[-1]
+    *_, last, n = table_rows(ablation_latex(made))[-1]
     assert n.strip() == "2 (1 pair)"
     assert "$57.50$" in last  # (10 + 13) / 2 of 20
     assert f"$\\pm {statistics.stdev((50.0, 65.0)):.2f}$" in last
     assert "$\\uparrow 10.00$" in last
-    assert "% Mean and sample standard deviation over $n$ runs. Arrows: against the original" in latex_ablation(made)
+    assert "% Mean and sample standard deviation over $n$ runs. Arrows: against the original" in ablation_latex(made)
 
 
 def test_conditions_that_look_alike_keep_their_lines(tmp_path: Path) -> None:
     for k, rate in enumerate((0.12345678, 0.12345679)):
         write_run(tmp_path / f"{k}", "FF.org", 0, lambda *_, n=5 + k: n, classifiers=ONE, train={"rate": rate})
-    table = latex(compare(load_runs(tmp_path)))
+    table = comparison_latex(compare(load_runs(tmp_path)))
     assert ("$25.00$" in table, "$30.00$" in table) == (True, True)

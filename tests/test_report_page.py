@@ -14,12 +14,11 @@ import pytest
 
 from ffcil.arrivals import Arrivals
 from ffcil.errors import InputError
-from ffcil.report import compare, load_run, load_runs, plot_arrivals, plot_curves, write_page
-from ffcil.report.analyse.contents import Contents
+from ffcil.report import Contents, compare, load_run, load_runs, plot_arrivals, plot_curves, write_page
 from ffcil.report.analyse.curves import mean_curve, seed_schedules
-from ffcil.report.analyse.tables import arrow
-from ffcil.report.render.page_figures import what_was_run
+from ffcil.report.render.page import what_was_run
 from ffcil.report.render.specs import class_size_spec, curves_spec, memory_spec, schedule_spec
+from ffcil.report.render.text import arrow
 from invented_runs import FREE_FLOW, IMAGES, random_hits, write_run, write_study
 
 
@@ -32,7 +31,7 @@ def test_methods_that_were_tried_alike_share_a_sentence(tmp_path: Path) -> None:
     for method, seeds in (("icarl", (0, 1)), ("der", (0, 1)), ("memo", (0,))):
         for seed in seeds:
             write_run(tmp_path / f"{method}-{seed}", "FF.org", seed, random_hits("FF.org", seed), method=method)
-    assert what_was_run(Contents.of(load_runs(tmp_path))) == [
+    assert what_was_run(Contents.from_runs(load_runs(tmp_path))) == [
         "Der, iCaRL on glyphs, 8 classes in 4 steps: FF.org; 2 seeds.",
         "Memo on glyphs, 8 classes in 4 steps: FF.org; 1 seed.",
         "5 finished runs.",
@@ -43,7 +42,7 @@ def test_a_setting_without_runs_has_no_count(tmp_path: Path) -> None:
     for method, setting in (("icarl", "Equ.T"), ("der", "Equ.T"), ("der", "FF.org")):
         write_run(tmp_path / f"{method}-{setting}", setting, 0, random_hits(setting, 0), method=method)
     page = write_page(load_runs(tmp_path), tmp_path / "page.html").read_text(encoding="utf-8")
-    assert page.count("<td class='number'>1</td>") == 4  # two classifiers each
+    assert page.count('<td class="number">1</td>') == 4  # two classifiers each
     assert "–<br>" not in page
 
 
@@ -222,5 +221,5 @@ def test_the_command_to_make_a_run_again_keeps_its_options(tmp_path: Path, comma
     folder = write_run(tmp_path / "a", "FF.org", 0, lambda *_: 10)
     (folder / "environment.json").write_text(json.dumps({"command": command} if command else {}))
     text = write_page([load_run(folder)], tmp_path / "page.html").read_text()
-    said = unescape(text.split('To make this run alone again</h4><pre class="">')[1].split("</pre>")[0])
+    said = unescape(text.split("To make this run alone again</h4><pre>")[1].split("</pre>")[0])
     assert said == again.replace("FOLDER", str(folder))

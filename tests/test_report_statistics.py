@@ -13,8 +13,9 @@ import pytest
 from scipy import stats
 
 from ffcil.report import compare, load_runs
-from ffcil.report.analyse.evidence import evidence_csv, evidence_markdown
-from ffcil.report.analyse.statistics import Change, bootstrap_interval
+from ffcil.report.analyse.statistics import Change, bootstrap_interval, t_interval
+from ffcil.report.render.csv import evidence_csv
+from ffcil.report.render.markdown import evidence_markdown
 from invented_runs import naive, write_sweep
 
 
@@ -41,14 +42,14 @@ def test_bootstrap_against_scipy() -> None:
 def test_noise_is_called_real_in_one_study_of_twenty(pairs: int) -> None:
     """Differences of pure noise: the verdict is wrong as often as 95 % say, which that of the bootstrap is not."""
     studies = np.random.default_rng(0).normal(0, 1, (4000, pairs))
-    wrong = np.mean([Change(tuple(study), "FF.org").told == "differs from 0" for study in studies])
+    wrong = np.mean([Change(tuple(study), "FF.org").conclusion == "differs from 0" for study in studies])
     assert wrong == pytest.approx(0.05, abs=0.01)
     narrow = [bootstrap_interval(study) for study in studies[:300]]
     assert np.mean([low > 0 or high < 0 for low, high in narrow]) > 0.08
 
 
 @pytest.mark.parametrize(
-    ("differences", "told", "same_sign"),
+    ("differences", "conclusion", "same_sign"),
     [
         ((3.0,), "one pair", 1),
         ((3.0, 2.0), "may be 0", 2),
@@ -58,9 +59,9 @@ def test_noise_is_called_real_in_one_study_of_twenty(pairs: int) -> None:
         ((-1.0, -2.0, -3.0, 4.0, -1.5), "may be 0", 4),
     ],
 )
-def test_what_may_be_said_of_differences(differences: tuple[float, ...], told: str, same_sign: int) -> None:
+def test_what_may_be_said_of_differences(differences: tuple[float, ...], conclusion: str, same_sign: int) -> None:
     change = Change(differences, "FF.org")
-    assert (change.told, change.same_sign) == (told, same_sign)
+    assert (change.conclusion, change.same_sign) == (conclusion, same_sign)
 
 
 def test_evidence_is_the_paired_differences(sweep: Path) -> None:

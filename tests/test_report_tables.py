@@ -13,9 +13,12 @@ import pytest
 from rich.console import Console
 
 from ffcil.errors import InputError
-from ffcil.report import compare, load_runs, write_page
-from ffcil.report.analyse.tables import arrow, csv, markdown, terminal, verdict
-from ffcil.report.render.latex import latex
+from ffcil.report import compare, load_runs, terminal_table, write_page
+from ffcil.report.analyse.tables import direction
+from ffcil.report.render.csv import comparison_csv
+from ffcil.report.render.latex import comparison_latex
+from ffcil.report.render.markdown import comparison_markdown
+from ffcil.report.render.text import arrow
 from invented_runs import naive, random_hits, write_run, write_study
 
 
@@ -73,8 +76,8 @@ def test_single_seed_has_no_deviation_and_missing_settings_no_change(tmp_path: P
     assert row.number("FF.org", "average") is None
     assert row.drop("last") is None
     assert row.recovery("last") is None
-    assert "±" not in markdown([row]).split("\n\n")[0]
-    assert "$\\pm" not in latex([row])
+    assert "±" not in comparison_markdown([row]).split("\n\n")[0]
+    assert "$\\pm" not in comparison_latex([row])
     write_page(load_runs(tmp_path), tmp_path / "page.html")
 
 
@@ -101,7 +104,7 @@ class Levels:
 
 def coloured(rows: list[Any]) -> str:
     console = Console(file=io.StringIO(), force_terminal=True, width=150, color_system="standard")
-    console.print(terminal(rows))
+    console.print(terminal_table(rows))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -114,10 +117,10 @@ def test_drop_is_red_and_down_recovery_green_and_up(tmp_path: Path) -> None:
     assert f"{RED} ↓30.00" in text
     assert f"{GREEN} ↑15.00" in text
     assert "iCaRL, linear head" in text
-    assert "45.00 ± 0.00 ↓30.00" in markdown(rows)
-    assert "60.00 ± 0.00 ↑15.00" in markdown(rows)
-    assert "\\textcolor[RGB]{178,34,34}{$\\downarrow 30.00$}" in latex(rows)
-    assert "\\textcolor[RGB]{34,139,34}{$\\uparrow 15.00$}" in latex(rows)
+    assert "45.00 ± 0.00 ↓30.00" in comparison_markdown(rows)
+    assert "60.00 ± 0.00 ↑15.00" in comparison_markdown(rows)
+    assert "\\textcolor[RGB]{178,34,34}{$\\downarrow 30.00$}" in comparison_latex(rows)
+    assert "\\textcolor[RGB]{34,139,34}{$\\uparrow 15.00$}" in comparison_latex(rows)
 
 
 def test_worsening_is_never_green(tmp_path: Path) -> None:
@@ -145,12 +148,12 @@ def test_worsening_is_never_green(tmp_path: Path) -> None:
     ],
 )
 def test_colour_follows_what_is_better(metric: Any, value: float, expected: tuple[str, str]) -> None:
-    assert (verdict(metric, value), arrow(value)) == expected
+    assert (direction(metric, value), arrow(value)) == expected
 
 
 def test_csv_has_full_precision(study: Path) -> None:
     rows = compare(load_runs(study))
-    lines = list(csv_format.DictReader(io.StringIO(csv(rows))))
+    lines = list(csv_format.DictReader(io.StringIO(comparison_csv(rows))))
     assert [(line["classifier"], line["setting"]) for line in lines] == [
         (classifier, setting) for classifier in ("linear", "nearest-mean") for setting in ("Equ.T", "FF.org", "FF.ours")
     ]
@@ -164,7 +167,7 @@ def test_tables_say_how_many_runs_and_pairs(tmp_path: Path) -> None:
         write_run(tmp_path / f"e{seed}", "Equ.T", seed, random_hits("Equ.T", seed), classifiers=("linear",))
     for seed in (1, 2):
         write_run(tmp_path / f"f{seed}", "FF.org", seed, random_hits("FF.org", seed), classifiers=("linear",))
-    text = markdown(compare(load_runs(tmp_path)))
+    text = comparison_markdown(compare(load_runs(tmp_path)))
     assert "| glyphs, 8 classes in 4 steps | iCaRL, linear head | n | 2 | 2 (1 pair) |" in text
 
 
@@ -173,6 +176,6 @@ def test_single_step_run_has_no_forgetting_in_any_format(tmp_path: Path) -> None
     runs = load_runs(tmp_path)
     rows = compare(runs)
     assert rows[0].number("Equ.T", "forgetting") is None
-    assert "| glyphs, 8 classes in 1 step | Joint, linear head | F | – |" in markdown(rows)
+    assert "| glyphs, 8 classes in 1 step | Joint, linear head | F | – |" in comparison_markdown(rows)
     assert "glyphs, 8 classes in 1 step" in coloured(rows)
     write_page(runs, tmp_path / "page.html")

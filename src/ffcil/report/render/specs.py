@@ -1,7 +1,7 @@
-"""Specifications of the page's interactive figures.
+"""Specifications of the interactive figures on the page.
 
-A specification is the plain dictionary that plotly.js reads. It carries no colours of text or background: the page sets
-those, to suit a light or a dark screen.
+A specification is the dictionary that plotly.js reads. The page sets the colours of text and background, for light and
+dark screens.
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ import numpy as np
 
 from ffcil.metrics import curve, step_accuracy
 from ffcil.report.analyse.class_sizes import ClassPoint, class_points, mean_by_size
-from ffcil.report.analyse.curves import OTHER_COLOUR, Floats, accuracy_range, colour, mean_curve, schedule_setting
+from ffcil.report.analyse.curves import Floats, accuracy_range, mean_curve
 from ffcil.report.analyse.groups import count
 from ffcil.report.analyse.overhead import Cost
-from ffcil.report.analyse.statistics import LEVEL, Change, bounds_text
+from ffcil.report.analyse.statistics import LEVEL, Change
 from ffcil.report.analyse.sweeps import Sweep
-from ffcil.report.analyse.tables import HTML_SYMBOLS, Metric, Row
+from ffcil.report.analyse.tables import Metric, Row
 from ffcil.report.read.records import RunRecord, settings_of
+from ffcil.report.render.colours import OTHER_COLOUR, colour, schedule_colour
+from ffcil.report.render.text import HTML_SYMBOLS, interval_text
 
 Spec = dict[str, Any]
 
 
 def curves_spec(runs: Sequence[RunRecord], classifier: str) -> Spec:
-    """Accuracy against classes seen: thin lines single runs, thick lines their mean."""
+    """Accuracy against classes seen. Thin lines are single runs, thick lines their mean."""
     traces: list[Spec] = []
     for setting in settings_of(runs):
         name = escape(setting)
@@ -48,7 +50,7 @@ def curves_spec(runs: Sequence[RunRecord], classifier: str) -> Spec:
 
 
 def schedule_spec(schedules: dict[str, RunRecord]) -> Spec:
-    """New classes at every step: the equal split beside the free flow of one seed."""
+    """New classes of every step, for all schedules of one seed."""
     traces: list[Spec] = []
     steps: list[int] = []
     for name, run in schedules.items():
@@ -56,7 +58,7 @@ def schedule_spec(schedules: dict[str, RunRecord]) -> Spec:
         seen = [int(n) for n in np.cumsum(run.sizes)]
         hover = f"<b>{escape(name)}</b>, step %{{x}}<br>%{{y}} new classes, %{{customdata}} seen<extra></extra>"
         bar = {"type": "bar", "x": steps, "y": list(run.sizes), "customdata": seen, "hovertemplate": hover}
-        traces.append(bar | {"name": escape(name), "marker": {"color": colour(schedule_setting(run))}})
+        traces.append(bar | {"name": escape(name), "marker": {"color": schedule_colour(run)}})
     axes = {
         "xaxis": {"title": {"text": "step"}, "tickformat": "d", "showgrid": False} | _every_step(steps),
         "yaxis": {"title": {"text": "new classes"}, "tickformat": "d", "rangemode": "tozero"},
@@ -67,7 +69,7 @@ def schedule_spec(schedules: dict[str, RunRecord]) -> Spec:
 
 
 def memory_spec(run: RunRecord, classifier: str) -> Spec:
-    """Heat map: after each step (downwards), the accuracy on the classes of each step so far (across)."""
+    """Heat map of the accuracy after each step (rows) on the classes of each earlier step (columns)."""
     table = run.tables[classifier]
     steps = list(range(1, len(table.sizes) + 1))
     accuracy = [_numbers(row) for row in step_accuracy(table)]
@@ -97,25 +99,25 @@ def memory_spec(run: RunRecord, classifier: str) -> Spec:
 
 
 def class_size_spec(runs: Sequence[RunRecord], classifier: str, paired: bool = False) -> Spec:
-    """Accuracy on each class after the last step, against how many classes arrived together with it.
+    """Accuracy on each class after the last step, against the number of classes that arrived in the same step.
 
-    `paired`: minus the accuracy on the same class under equal steps, which holds fixed the class and, nearly, its age.
+    With `paired`, the accuracy on the same class under equal steps is subtracted, at nearly the same age of the class.
     """
     traces: list[Spec] = []
-    means: list[Spec] = []  # drawn after all dots, to lie on top of them
+    means: list[Spec] = []  # drawn last, on top of the dots
     runs = [run for run in runs if classifier in run.tables]
     points = [p for p in class_points(runs, classifier) if not paired or _has_partner(p)]
     settings = [setting for setting in settings_of(runs) if any(p.run.setting == setting for p in points)]
     for place, setting in enumerate(settings):
         mine = [point for point in points if point.run.setting == setting]
-        # Sizes are whole numbers: classes are spread a little around them so that they do not hide each other.
+        # Dots are spread a little around the whole number so that they do not hide each other.
         aside = (place - (len(settings) - 1) / 2) * 0.25
         spread = (np.arange(len(mine)) * 0.618034) % 1 * 0.2 - 0.1
         heights = [point.against_equal if paired else point.accuracy for point in mine]
         dots: Spec = {"type": "scatter", "mode": "markers", "y": [None if h is None else round(h, 4) for h in heights]}
         dots |= {"x": _numbers([p.size + aside + s for p, s in zip(mine, spread, strict=True)])}
         dots |= {"marker": {"size": 4, "color": colour(setting), "opacity": 0.35}, "hoverinfo": "text"}
-        traces.append(dots | {"text": [_told(p) for p in mine], "legendgroup": setting, "showlegend": False})
+        traces.append(dots | {"text": [_class_hover(p) for p in mine], "legendgroup": setting, "showlegend": False})
         means.append(_size_means(mean_by_size(mine, paired), setting, aside, paired))
     largest = max((max(run.sizes) for run in runs), default=1)
     title = {"text": "new classes in the step of the class"}
@@ -143,14 +145,14 @@ def _size_means(means: dict[int, tuple[float, int]], setting: str, aside: float,
     return line | {"name": name, "mode": "lines+markers", "marker": ring}
 
 
-def _told(point: ClassPoint) -> str:
+def _class_hover(point: ClassPoint) -> str:
     run = point.run
     where = f"class {point.position + 1}, arrived at step {point.step} with {point.size - 1} others"
-    return f"<b>{escape(run.setting)}</b>, {run.seed_label}<br>{where}<br>{point.accuracy:.1f} %"
+    return f"<b>{escape(run.setting)}</b>, {escape(run.seed_label)}<br>{where}<br>{point.accuracy:.1f} %"
 
 
 def change_spec(rows: Sequence[Row], metric: Metric) -> Spec:
-    """Bars: what free flow costs and what the components bring back, in points, with intervals over pairs of runs."""
+    """Effects of free flow and of the framework in points, with intervals over pairs of runs."""
     shown = [row for row in rows if row.scored and (row.drop(metric) or row.recovery(metric))]
     several = len({row.data_label for row in shown}) > 1
     names = [_two_lines(r.group.title, [r.data_label if several else "", r.group.label]) for r in shown]
@@ -175,20 +177,19 @@ def change_spec(rows: Sequence[Row], metric: Metric) -> Spec:
 
 
 def _two_lines(title: str, below: Sequence[str]) -> str:
-    """A category's name: plotly breaks no lines by itself."""
+    """Name of a category on several lines; plotly does not wrap lines."""
     return "<br>".join(escape(text) for text in (title, *below) if text)
 
 
 def _pairs(change: Change | None) -> str:
     if change is None:
         return ""
-    bounds = change.interval
-    interval = f", {LEVEL:.0%} t interval {bounds_text(bounds)}" if bounds else ""
+    interval = f", {LEVEL:.0%} t interval {interval_text(change.interval)}" if change.interval else ""
     return f"{count(change.pairs, 'pair')}{interval}"
 
 
 def sweep_spec(sweep: Sweep, metric: Metric) -> Spec:
-    """Accuracy at every value of a field: lines for alpha, bars for the order."""
+    """Accuracy at every value of a field. Alpha is drawn as lines, the order as bars."""
     traces = []
     for setting in sweep.settings:
         numbers = [row.number(setting, metric) for _, row in sweep.points]
@@ -216,13 +217,13 @@ def sweep_spec(sweep: Sweep, metric: Metric) -> Spec:
     return {"data": traces, "layout": _layout(320) | axes}
 
 
-def cost_spec(made: Sequence[Cost], phase: str) -> Spec:
-    """Time with parts of the framework over time without them; 1 costs nothing. Whiskers: the extreme pairs."""
-    mine = [cost for cost in made if cost.ratio(phase) is not None]
+def cost_spec(costs: Sequence[Cost], phase: str) -> Spec:
+    """Ratio of the times with and without parts of the framework. Whiskers are the extreme pairs."""
+    mine = [cost for cost in costs if cost.ratio(phase) is not None]
     several = len({cost.group.data_label for cost in mine}) > 1
     ratios = [cost.ratio(phase) or 0.0 for cost in mine]
-    spans = [cost.spread(phase) for cost in mine]
-    told = [
+    spans = [(min(cost.ratios(phase)), max(cost.ratios(phase))) for cost in mine]
+    hover = [
         f"{sum(c.original[phase]) / c.pairs:.2f} s without, {sum(c.changed[phase]) / c.pairs:.2f} s with<br>"
         f"{count(c.pairs, 'pair')} on {escape(', '.join(dict.fromkeys(c.devices)))}"
         for c in mine
@@ -230,7 +231,11 @@ def cost_spec(made: Sequence[Cost], phase: str) -> Spec:
     below = [max(0.0, r - s[0]) for r, s in zip(ratios, spans, strict=True)]
     above = [max(0.0, s[1] - r) for r, s in zip(ratios, spans, strict=True)]
     bar: Spec = {"type": "bar", "orientation": "h", "x": _numbers(ratios), "error_x": _whiskers(below, above)}
-    bar |= {"y": [_cost_name(cost, several) for cost in mine], "customdata": told, "marker": {"color": colour("Equ.T")}}
+    bar |= {
+        "y": [_cost_name(cost, several) for cost in mine],
+        "customdata": hover,
+        "marker": {"color": colour("Equ.T")},
+    }
     bar |= {"hovertemplate": "<b>%{y}</b><br>%{x:.3f} times<br>%{customdata}<extra></extra>"}
     one = {"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "yref": "paper"}
     axes = {
@@ -257,7 +262,7 @@ def _whiskers(below: Sequence[float], above: Sequence[float]) -> Spec:
 def _curve_trace(run: RunRecord, classifier: str, line: Spec, **more: Any) -> Spec:
     table = run.tables[classifier]
     hover = (
-        f"<b>{escape(run.setting)}, {run.seed_label}</b><br>step %{{customdata[0]}}: %{{customdata[1]}} new classes, "
+        f"<b>{escape(run.setting)}, {escape(run.seed_label)}</b><br>step %{{customdata[0]}}: %{{customdata[1]}} new classes, "
         "%{x} seen<br>%{y:.2f} %<extra></extra>"
     )
     points = [[step, size] for step, size in enumerate(table.sizes, start=1)]
@@ -270,7 +275,7 @@ def _line(setting: str, x: Sequence[float | None], y: Sequence[float | None], li
 
 
 def _every_step(steps: list[int]) -> Spec:
-    """Ticks: every step where there is room for it, otherwise as plotly likes."""
+    """Ticks at every step if there are few steps; otherwise plotly chooses them."""
     return {"tickvals": steps} if len(steps) <= 12 else {}
 
 
@@ -287,5 +292,5 @@ def _layout(height: int, top: int = 28) -> Spec:
 
 
 def _numbers(values: Sequence[float] | Floats) -> list[float | None]:
-    """For JSON, which knows no NaN; four decimals are plenty for percent."""
+    """Values for JSON: rounded to four decimals, None instead of NaN."""
     return [None if np.isnan(value) else round(float(value), 4) for value in values]
