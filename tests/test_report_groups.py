@@ -1,4 +1,4 @@
-"""Which runs stand side by side: rows of their own, sweeps, and runs that must not be averaged."""
+"""Which runs are compared: separate rows, sweeps, and runs that must not be averaged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from invented_runs import FREE_FLOW, IMAGES, naive, random_hits, write_run, writ
 ONE = ("linear",)
 
 
-def test_other_conditions_get_rows_of_their_own_and_repeated_runs_are_left_out(tmp_path: Path) -> None:
+def test_other_conditions_get_separate_rows_and_repeated_runs_are_left_out(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "Equ.T", 0, random_hits("Equ.T", 0), classifiers=("linear",))
     write_run(tmp_path / "b", "Equ.T", 1, random_hits("Equ.T", 1), classifiers=("linear",), train={"epochs": 9})
     labels = [row.label for row in compare(load_runs(tmp_path))]
@@ -33,7 +33,7 @@ def test_other_conditions_get_rows_of_their_own_and_repeated_runs_are_left_out(t
     assert "c repeats a (iCaRL, Equ.T, seed 0) and is left out of every result." in comparison_markdown(rows)
 
 
-def test_methods_datasets_and_step_numbers_get_rows_of_their_own(tmp_path: Path) -> None:
+def test_methods_data_sets_and_numbers_of_steps_get_separate_rows(tmp_path: Path) -> None:
     for i, method in enumerate(("joint", "zebra", "icarl", "finetune")):
         write_run(tmp_path / f"m{i}", "Equ.T", 0, random_hits("Equ.T", 0), method=method, classifiers=("linear",))
     write_run(tmp_path / "d", "Equ.T", 0, random_hits("Equ.T", 0), dataset="digits", classifiers=("linear",))
@@ -48,7 +48,7 @@ def test_methods_datasets_and_step_numbers_get_rows_of_their_own(tmp_path: Path)
     ]
 
 
-def test_the_data_sets_own_order_is_a_seed_of_its_own(tmp_path: Path) -> None:
+def test_class_order_of_the_data_set_counts_as_a_seed(tmp_path: Path) -> None:
     for k, seed in enumerate((None, 3)):
         write_run(tmp_path / f"r{k}", "Equ.T", 0, random_hits("Equ.T", 0), classifiers=("linear",))
         path = tmp_path / f"r{k}" / "config.json"
@@ -64,7 +64,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_sweep(tmp_path_factory.mktemp("sweep"))
 
 
-def test_equal_steps_stand_beside_every_alpha_and_order(sweep: Path) -> None:
+def test_equal_steps_are_compared_with_every_alpha_and_order(sweep: Path) -> None:
     rows = compare(load_runs(sweep))
     assert [(row.group.label, row.group.is_main) for row in rows] == [
         ("alpha 1, order jumbled", True),
@@ -82,7 +82,7 @@ def test_equal_steps_stand_beside_every_alpha_and_order(sweep: Path) -> None:
     assert drop.differences == pytest.approx(differences)
 
 
-def test_sweeps_follow_one_field(sweep: Path) -> None:
+def test_sweeps_vary_one_field(sweep: Path) -> None:
     rows = compare(load_runs(sweep))
     (alpha,) = sweeps(rows, "alpha")
     (order,) = sweeps(rows, "order")
@@ -92,7 +92,7 @@ def test_sweeps_follow_one_field(sweep: Path) -> None:
     assert number.mean == pytest.approx(statistics.mean(naive("FF.ours", seed, "linear")[0] for seed in (0, 1)))
 
 
-def test_runs_from_other_images_are_not_passed_off_as_one(tmp_path: Path) -> None:
+def test_runs_on_other_images_are_separate_data_sets(tmp_path: Path) -> None:
     for setting, sample in (("Equ.T", "abc"), ("FF.org", "xyz")):
         folder = write_run(tmp_path / setting, setting, 0, random_hits(setting, 0), classifiers=ONE)
         (folder / "data.json").write_text(json.dumps({"sample": sample}))
@@ -108,7 +108,7 @@ def test_runs_from_other_images_are_not_passed_off_as_one(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("dataset", "label"), [("parquet", "cars-train"), ("cifar100", "cifar100")])
-def test_own_images_go_by_the_name_of_their_file(tmp_path: Path, dataset: str, label: str) -> None:
+def test_user_data_is_named_after_its_file(tmp_path: Path, dataset: str, label: str) -> None:
     folder = write_run(tmp_path / "run", "FF.org", 0, random_hits("FF.org", 0), classifiers=ONE, dataset=dataset)
     (folder / "environment.json").write_text(json.dumps({"data": "cars-train"}))
     (row,) = Contents.from_runs(load_runs(tmp_path)).rows
@@ -121,10 +121,10 @@ ABC = {"a": 10, "b": 20, "c": 30}
 @pytest.mark.parametrize(
     ("other", "arrivals", "alike"),
     [
-        (ABC, {}, True),  # another seed puts the same classes into another order
+        (ABC, {}, True),  # another seed changes the order of the classes
         (ABC | {"c": 31}, {}, False),
         ({"a": 10, "b": 20, "d": 30}, {}, False),
-        ({"a": 10, "b": 20, "d": 30}, {"classes": 3}, True),  # another seed chose another class of those there are
+        ({"a": 10, "b": 20, "d": 30}, {"classes": 3}, True),  # another seed selects other classes
         ({"a": 10, "b": 21, "d": 30}, {"classes": 3}, False),
     ],
 )
@@ -144,8 +144,8 @@ def test_seeds_with_other_images_are_not_averaged(
     assert runs == ([2] if alike else [1, 1])
 
 
-def test_how_many_surrogates_and_how_much_centre_loss_part_runs(tmp_path: Path) -> None:
-    """The original method, which has neither, stands beside each."""
+def test_numbers_of_surrogates_and_centre_weights_separate_runs(tmp_path: Path) -> None:
+    """The original method has neither and is compared with each."""
     right = {5: 6, 20: 12, 50: 18}
     for seed in (0, 1):
         write_run(tmp_path / f"org-{seed}", "FF.org", seed, lambda *_: 5, classifiers=ONE, ha={"surrogates": 20})
@@ -169,7 +169,7 @@ def test_how_many_surrogates_and_how_much_centre_loss_part_runs(tmp_path: Path) 
     }
 
 
-def test_methods_that_share_a_title_are_told_apart(tmp_path: Path) -> None:
+def test_methods_with_equal_titles_are_distinguished(tmp_path: Path) -> None:
     for method, hits in (("icarl", 5), ("mine", 15)):
         folder = write_run(tmp_path / method, "FF.org", 0, lambda *_, n=hits: n, method=method, classifiers=ONE)
         summary = json.loads((folder / "summary.json").read_text())

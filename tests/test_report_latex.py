@@ -1,4 +1,4 @@
-"""The paper's two tables in LaTeX, split into cells as LaTeX splits them, and the ablation behind the second."""
+"""The two tables of the paper in LaTeX, split into cells as LaTeX does, and the ablation behind the second."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def test_latex_balances_and_escapes(tmp_path: Path) -> None:
 def ablated(folder: Path) -> list[Any]:
     for seed in (0, 1):
         for k, fields in enumerate(({"robust": False}, {"robust": False, "reduction": "class_wise_mean"}, {})):
-            setting = ("FF.org", "Equ.ours", "FF.ours")[k]  # whose hits are drawn; each has a level of its own
+            setting = ("FF.org", "Equ.ours", "FF.ours")[k]  # setting that provides the hits
             hits = random_hits(setting, seed)
             write_run(folder / f"{k}-{seed}", "FF.ours", seed, hits, classifiers=ONE, sizes=FREE_FLOW[seed], **fields)
     return ablations(load_runs(folder))
 
 
-def test_ablation_against_sums_by_hand(tmp_path: Path) -> None:
+def test_ablation_agrees_with_plain_sums(tmp_path: Path) -> None:
     (made,) = ablated(tmp_path)
     assert [parts.name for parts, _ in made.lines] == ["org", "CWM", "ours"]
     lines = list(csv_format.DictReader(io.StringIO(ablation_csv([made]))))
@@ -61,11 +61,14 @@ def test_ablation_against_sums_by_hand(tmp_path: Path) -> None:
             change = statistics.mean(value - average("FF.org", seed) for seed, value in enumerate(values))
             assert float(line["average_change"]) == pytest.approx(change)
     assert [line["parts"] for line in lines] == ["original", "CWM", "CWM + DIWA"]
-    assert compare(load_runs(tmp_path))[0].cells.keys() == {"FF.org", "FF.ours"}  # CWM alone is no setting of Table 1
+    assert compare(load_runs(tmp_path))[0].cells.keys() == {
+        "FF.org",
+        "FF.ours",
+    }  # CWM alone is not a setting of Table 1
 
 
 def table_rows(text: str) -> list[list[str]]:
-    """The cells of every row of a tabular, split where LaTeX splits: `&` and `\\\\` outside braces."""
+    """Cells of every row of a tabular, split at `&` and `\\\\` outside braces."""
     body = text.split("@{}}\n", 1)[1].split("\\bottomrule")[0]
     for rule in ("\\toprule", "\\midrule"):
         body = body.replace(rule, "")
@@ -100,7 +103,7 @@ def width(cells: list[str]) -> int:
     return sum(span(cell) for cell in cells)
 
 
-def test_latex_has_the_papers_layout(tmp_path: Path) -> None:
+def test_latex_has_the_layout_of_the_paper(tmp_path: Path) -> None:
     for method, dataset, setting, seed in itertools.product(("icarl", "der"), ("a_1", "b"), SETTINGS, (0, 1)):
         name = f"{method}-{dataset}-{setting}-{seed}"
         hits = random_hits(setting, seed)
@@ -118,7 +121,7 @@ def test_latex_has_the_papers_layout(tmp_path: Path) -> None:
     assert f"\\downarrow {-drop:.2f}$" in cell
 
 
-def test_latex_of_an_ablation_ticks_its_parts(tmp_path: Path) -> None:
+def test_latex_of_an_ablation_marks_its_parts(tmp_path: Path) -> None:
     rows = table_rows(ablation_latex(ablated(tmp_path)))
     assert {width(row) for row in rows} == {7}  # four parts, two accuracies, n
     assert [[cell.strip() for cell in row[:3]] for row in rows[2:]] == [
@@ -129,7 +132,7 @@ def test_latex_of_an_ablation_ticks_its_parts(tmp_path: Path) -> None:
 
 
 def test_an_ablation_over_other_seeds_shows_its_pairs(tmp_path: Path) -> None:
-    """The original on seeds 0 and 1, CWM on 1 and 2: one pair, in every format."""
+    """The original method has seeds 0 and 1, CWM has seeds 1 and 2: every format shows one pair."""
     for seed, fields in (
         (0, {}),
         (1, {}),
@@ -150,7 +153,7 @@ def test_an_ablation_over_other_seeds_shows_its_pairs(tmp_path: Path) -> None:
     assert "% Mean and sample standard deviation over $n$ runs. Arrows: against the original" in ablation_latex(made)
 
 
-def test_conditions_that_look_alike_keep_their_lines(tmp_path: Path) -> None:
+def test_conditions_with_equal_labels_keep_separate_lines(tmp_path: Path) -> None:
     for k, rate in enumerate((0.12345678, 0.12345679)):
         write_run(tmp_path / f"{k}", "FF.org", 0, lambda *_, n=5 + k: n, classifiers=ONE, train={"rate": rate})
     table = comparison_latex(compare(load_runs(tmp_path)))

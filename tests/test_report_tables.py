@@ -1,4 +1,4 @@
-"""The comparison table in every format, checked against sums done by hand from the same numbers."""
+"""The comparison in every format, checked with plain sums over the same numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_study(tmp_path_factory.mktemp("study"))
 
 
-def test_table_against_sums_by_hand(study: Path) -> None:
+def test_comparison_agrees_with_plain_sums(study: Path) -> None:
     rows = compare(load_runs(study))
     assert [(row.label, row.scored) for row in rows] == [("iCaRL, linear head", True), ("iCaRL, nearest mean", False)]
     for row in rows:
@@ -49,7 +49,7 @@ def test_table_against_sums_by_hand(study: Path) -> None:
             assert recovery is not None
             pairs = [ff[i] - equal[i] for ff, equal in zip(truth["FF.org"], truth["Equ.T"], strict=True)]
             assert (drop.value, drop.pairs, drop.versus) == (pytest.approx(statistics.mean(pairs)), 3, "Equ.T")
-            # Seed 2 has no finished FF.ours: the difference is that of the two seeds that both settings have.
+            # Seed 2 has no finished FF.ours run, so only two seeds are paired.
             pairs = [ours[i] - org[i] for ours, org in zip(truth["FF.ours"], truth["FF.org"][:2], strict=True)]
             assert (recovery.value, recovery.pairs, recovery.versus) == (
                 pytest.approx(statistics.mean(pairs)),
@@ -89,7 +89,7 @@ def test_seeds_that_do_not_pair_give_no_change(tmp_path: Path) -> None:
 
 @dataclass
 class Levels:
-    """Constant hits, so that the sign of every change is known."""
+    """Constant numbers of hits, so that the sign of every change is known."""
 
     equal: int
     org: int
@@ -124,7 +124,7 @@ def test_drop_is_red_and_down_recovery_green_and_up(tmp_path: Path) -> None:
 
 
 def test_worsening_is_never_green(tmp_path: Path) -> None:
-    """Free flow helps here, and the components hurt: the colours follow the numbers, not the columns."""
+    """Here free flow helps and the components hurt: colours follow the numbers, not the columns."""
     rows = Levels(equal=10, org=12, ours=9).rows(tmp_path)
     text = coloured(rows)
     assert f"{GREEN} ↑10.00" in text
@@ -132,7 +132,7 @@ def test_worsening_is_never_green(tmp_path: Path) -> None:
     page = write_page(load_runs(tmp_path), tmp_path / "page.html").read_text()
     assert '<span class="better" title="against Equ.T, 2 pairs">↑10.00</span>' in page
     assert '<span class="worse" title="against FF.org, 2 pairs">↓15.00</span>' in page
-    assert "free flow in place of equal steps raises average accuracy Ā" in page
+    assert "free flow instead of equal steps raises average accuracy Ā" in page
     sentence = page[page.index("adding the paper’s components lowers average accuracy Ā") :].split("</li>")[0]
     assert "final accuracy A<sub>T</sub> by <b>15.00</b> (too few pairs; 2 pairs of runs)" in sentence
 
@@ -147,7 +147,7 @@ def test_worsening_is_never_green(tmp_path: Path) -> None:
         ("average", -0.004, ("same", "=0.00")),
     ],
 )
-def test_colour_follows_what_is_better(metric: Any, value: float, expected: tuple[str, str]) -> None:
+def test_direction_and_arrow_of_a_change(metric: Any, value: float, expected: tuple[str, str]) -> None:
     assert (direction(metric, value), arrow(value)) == expected
 
 
@@ -162,7 +162,7 @@ def test_csv_has_full_precision(study: Path) -> None:
     assert (lines[0]["versus"], lines[2]["versus"], lines[2]["pairs"], lines[2]["runs"]) == ("", "FF.org", "2", "2")
 
 
-def test_tables_say_how_many_runs_and_pairs(tmp_path: Path) -> None:
+def test_tables_show_the_numbers_of_runs_and_pairs(tmp_path: Path) -> None:
     for seed in (0, 1):
         write_run(tmp_path / f"e{seed}", "Equ.T", seed, random_hits("Equ.T", seed), classifiers=("linear",))
     for seed in (1, 2):

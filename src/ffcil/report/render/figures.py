@@ -173,7 +173,7 @@ def plot_costs(costs: Sequence[Cost], *paths: Path | str) -> Path:
                 ratios = cost.ratios(phase)
                 axes.plot(ratios, [place] * len(ratios), ".", color="0.2", markersize=4)
         axes.axvline(1, color="0.3", linewidth=0.8, linestyle=":")
-        axes.set_xlabel(f"{phase.capitalize()} time, original = 1")
+        axes.set_xlabel(f"{phase.capitalize()} time relative to the original method")
         _remove_frame(axes)
     labels = [f"{c.group.title}, {c.schedule}, {c.group.data_label}\n{c.parts}" for c in costs]
     panels[0].set_yticks(range(len(costs)), labels, fontsize=8)

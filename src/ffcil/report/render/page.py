@@ -105,7 +105,7 @@ def what_was_run(contents: Contents) -> list[str]:
 def headlines(rows: Sequence[Row]) -> list[tuple[Row, list[tuple[str, Change, Change]]]]:
     """Scored rows with the causes of their changes, and the changes of the average and the last accuracy."""
     causes = {
-        "free flow in place of equal steps": Row.drop,
+        "free flow instead of equal steps": Row.drop,
         "under free flow, adding the paper’s components": Row.recovery,
     }
     found = []

@@ -61,10 +61,12 @@ class RunEntry:
         """Title, text and CSS class of everything that the entry unfolds."""
         run, environment, parts = self.run, dict(self.run.environment), []
         if command := environment.pop("command", None):
-            parts.append(("Made by", shlex.join(map(str, command)) if isinstance(command, list) else str(command), ""))
-        parts.append(("To make this run alone again", repeat_command(run), ""))
+            parts.append(
+                ("Recorded command", shlex.join(map(str, command)) if isinstance(command, list) else str(command), "")
+            )
+        parts.append(("Command that repeats this run", repeat_command(run), ""))
         if run.records:
-            parts.append(("Cost, step by step", _costs(run), "columns"))
+            parts.append(("Costs per step", _costs(run), "columns"))
         parts += [("Configuration", _json(run.config), ""), ("Schedule", " ".join(map(str, run.sizes)), "")]
         return [*parts, ("Environment", _json(environment), "")] if environment else parts
 

@@ -44,7 +44,7 @@ def curves_spec(runs: Sequence[RunRecord], classifier: str) -> Spec:
             traces.append(mean | {"name": name, "mode": "lines", "hovertemplate": hover})
     axes = {
         "xaxis": {"title": {"text": "classes seen"}, "range": [0, 1.02 * sum(runs[0].sizes)]},
-        "yaxis": {"title": {"text": "accuracy on them, %"}, "range": list(accuracy_range(runs))},
+        "yaxis": {"title": {"text": "accuracy, %"}, "range": list(accuracy_range(runs))},
     }
     return {"data": traces, "layout": _layout(360) | axes}
 
@@ -92,7 +92,11 @@ def memory_spec(run: RunRecord, classifier: str) -> Spec:
     plain = {"tickformat": "d", "nticks": 10, "showgrid": False, "zeroline": False}
     across = plain | {"title": {"text": "classes of step"}} | _every_step(steps)
     if "tickvals" in across:
-        across |= {"title": {"text": "classes of step (below: how many)"}, "tickangle": 0, "tickfont": {"size": 10}}
+        across |= {
+            "title": {"text": "classes of step (number of classes below)"},
+            "tickangle": 0,
+            "tickfont": {"size": 10},
+        }
         across |= {"ticktext": [f"{t}<br>{n}" for t, n in enumerate(table.sizes, start=1)]}
     down = plain | {"title": {"text": "after step"}, "autorange": "reversed"} | _every_step(steps)
     return {"data": [heat], "layout": _layout(320, top=8) | {"xaxis": across, "yaxis": down}}
@@ -122,10 +126,10 @@ def class_size_spec(runs: Sequence[RunRecord], classifier: str, paired: bool = F
     largest = max((max(run.sizes) for run in runs), default=1)
     title = {"text": "new classes in the step of the class"}
     ticks = {"tick0": 0, "dtick": -(-largest // 15), "range": [0, largest + 1]}
-    down = {"title": {"text": "minus equal steps, points"}} if paired else {"range": [-2, 102]}
+    down = {"title": {"text": "difference from equal steps, points"}} if paired else {"range": [-2, 102]}
     axes = {
         "xaxis": {"title": title, "tickformat": "d", "showgrid": False} | ticks,
-        "yaxis": {"title": {"text": "accuracy at the end, %"}} | down,
+        "yaxis": {"title": {"text": "accuracy after the last step, %"}} | down,
     }
     return {"data": traces + means, "layout": _layout(360) | axes}
 
@@ -135,11 +139,11 @@ def _has_partner(point: ClassPoint) -> bool:
 
 
 def _size_means(means: dict[int, tuple[float, int]], setting: str, aside: float, paired: bool) -> Spec:
-    name, unit = escape(setting), "points against equal steps" if paired else "%"
+    name, unit = escape(setting), "points relative to equal steps" if paired else "%"
     line = _line(
         setting, _numbers([s + aside for s in means]), _numbers([m for m, _ in means.values()]), {"width": 1.5}
     )
-    hover = f"<b>{name}</b>: %{{customdata[0]}} classes that<br>arrived %{{customdata[1]}} at a time: %{{y:.1f}} {unit}"
+    hover = f"<b>{name}</b>: %{{customdata[0]}} classes from<br>steps of %{{customdata[1]}}: %{{y:.1f}} {unit}"
     line |= {"customdata": [[n, size] for size, (_, n) in means.items()], "hovertemplate": f"{hover}<extra></extra>"}
     ring = {"size": 11, "line": {"color": "white", "width": 1.5}}
     return line | {"name": name, "mode": "lines+markers", "marker": ring}
@@ -236,10 +240,10 @@ def cost_spec(costs: Sequence[Cost], phase: str) -> Spec:
         "customdata": hover,
         "marker": {"color": colour("Equ.T")},
     }
-    bar |= {"hovertemplate": "<b>%{y}</b><br>%{x:.3f} times<br>%{customdata}<extra></extra>"}
+    bar |= {"hovertemplate": "<b>%{y}</b><br>%{x:.3f} times the original<br>%{customdata}<extra></extra>"}
     one = {"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "yref": "paper"}
     axes = {
-        "xaxis": {"title": {"text": f"{phase}, original = 1"}, "rangemode": "tozero"},
+        "xaxis": {"title": {"text": f"{phase} time relative to the original method"}, "rangemode": "tozero"},
         "yaxis": {"autorange": "reversed", "showgrid": False, "automargin": True},
         "shapes": [one | {"line": {"dash": "dot", "width": 1, "color": OTHER_COLOUR}}],
         "showlegend": False,
@@ -262,8 +266,8 @@ def _whiskers(below: Sequence[float], above: Sequence[float]) -> Spec:
 def _curve_trace(run: RunRecord, classifier: str, line: Spec, **more: Any) -> Spec:
     table = run.tables[classifier]
     hover = (
-        f"<b>{escape(run.setting)}, {escape(run.seed_label)}</b><br>step %{{customdata[0]}}: %{{customdata[1]}} new classes, "
-        "%{x} seen<br>%{y:.2f} %<extra></extra>"
+        f"<b>{escape(run.setting)}, {escape(run.seed_label)}</b><br>"
+        "step %{customdata[0]}: %{customdata[1]} new classes, %{x} seen<br>%{y:.2f} %<extra></extra>"
     )
     points = [[step, size] for step, size in enumerate(table.sizes, start=1)]
     trace = _line(run.setting, list(table.seen), _numbers(curve(table)), line)
