@@ -78,14 +78,21 @@ class Group:
         """Full name: `iCaRL (alpha 0.1) on glyphs, 50 classes in 10 steps`."""
         return f"{self.title}{f' ({self.label})' if self.label else ''} on {self.data_label}"
 
+    def classifier_name(self, classifier: str) -> str:
+        """Name of a classifier: `linear head`."""
+        return classifier_name(next(run for run in self.runs if classifier in run.tables), classifier)
+
+    def method_title(self, classifier: str) -> str:
+        """Method and classifier: `iCaRL, linear head`."""
+        return f"{self.title}, {self.classifier_name(classifier)}"
+
     def method_label(self, classifier: str) -> str:
         """Method, classifier and condition: `iCaRL, linear head (alpha 0.1)`."""
-        name = f"{self.title}, {classifier_name(classifier)}"
-        return f"{name} ({self.label})" if self.label else name
+        return f"{self.method_title(classifier)}{f' ({self.label})' if self.label else ''}"
 
 
-def classifier_name(classifier: str) -> str:
-    """Name of a classifier in tables and figures."""
+def classifier_name(run: RunRecord, classifier: str) -> str:
+    """Name of a classifier of a run in tables and figures."""
     return CLASSIFIER_NAMES.get(classifier, classifier)
 
 

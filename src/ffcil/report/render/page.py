@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from ffcil.report.analyse.contents import Contents
 from ffcil.report.analyse.curves import accuracy_range, runs_by_seeds, seed_schedules
 from ffcil.report.analyse.evidence import effects
-from ffcil.report.analyse.groups import Group, classifier_name, count
+from ffcil.report.analyse.groups import Group, count
 from ffcil.report.analyse.overhead import timed_phases
 from ffcil.report.analyse.statistics import ENOUGH_PAIRS, LEVEL, Change
 from ffcil.report.analyse.tables import METRICS, Metric, Row, direction, settings_in
@@ -125,7 +125,7 @@ def run_counts(row: Row, settings: Sequence[str]) -> list[str]:
 
 
 FUNCTIONS: tuple[Callable[..., Any], ...] = (
-    *(accuracy_range, arrow, caution, classifier_name, classifiers_of, count, direction, effects, headlines),
+    *(accuracy_range, arrow, caution, classifiers_of, count, direction, effects, headlines),
     *(interval_text, legend, run_counts, run_entries, runs_by_seeds, runs_text, seed_schedules, settings_in),
     *(settings_of, signed, timed_phases, what_was_run),
 )

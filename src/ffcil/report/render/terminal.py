@@ -110,7 +110,8 @@ def _configuration(part: Differences) -> RenderableType:
 
 
 def _results(part: Differences, classifiers: Classifiers) -> RenderableType:
-    a, b = classifier_name(classifiers.a), classifier_name(classifiers.b)
+    first, second = part.pairs[0]
+    a, b = classifier_name(first, classifiers.a), classifier_name(second, classifiers.b)
     name = a if a == b else f"{a} in A, {b} in B"
     scored = " (scored)" if classifiers == part.classifiers[0] else ""
     columns = ("", "A", "B", "B - A", f"{LEVEL:.0%} t interval", "pairs")
