@@ -32,15 +32,15 @@ def curves_spec(runs: Sequence[RunRecord], classifier: str) -> Spec:
     traces: list[Spec] = []
     for setting in settings_of(runs):
         name = escape(setting)
-        mine = [run for run in runs if run.setting == setting and classifier in run.tables]
-        for run in mine if len(mine) > 1 else []:
+        selected = [run for run in runs if run.setting == setting and classifier in run.tables]
+        for run in selected if len(selected) > 1 else []:
             traces.append(_curve_trace(run, classifier, {"width": 1}, opacity=0.55, showlegend=False, mode="lines"))
-        if len(mine) == 1:
-            traces.append(_curve_trace(mine[0], classifier, {"width": 2.5}, name=name, mode="lines+markers"))
-        elif mine:
-            x, y = mean_curve([run.tables[classifier] for run in mine])
+        if len(selected) == 1:
+            traces.append(_curve_trace(selected[0], classifier, {"width": 2.5}, name=name, mode="lines+markers"))
+        elif selected:
+            x, y = mean_curve([run.tables[classifier] for run in selected])
             mean = _line(setting, [int(n) for n in x], _numbers(y), {"width": 3})
-            hover = f"<b>{name}, mean of {len(mine)} runs</b><br>%{{x}} classes: %{{y:.2f}} %<extra></extra>"
+            hover = f"<b>{name}, mean of {len(selected)} runs</b><br>%{{x}} classes: %{{y:.2f}} %<extra></extra>"
             traces.append(mean | {"name": name, "mode": "lines", "hovertemplate": hover})
     axes = {
         "xaxis": {"title": {"text": "classes seen"}, "range": [0, 1.02 * sum(runs[0].sizes)]},
@@ -113,16 +113,16 @@ def class_size_spec(runs: Sequence[RunRecord], classifier: str, paired: bool = F
     points = [p for p in class_points(runs, classifier) if not paired or _has_partner(p)]
     settings = [setting for setting in settings_of(runs) if any(p.run.setting == setting for p in points)]
     for place, setting in enumerate(settings):
-        mine = [point for point in points if point.run.setting == setting]
+        selected = [point for point in points if point.run.setting == setting]
         # Dots are spread a little around the whole number so that they do not hide each other.
         aside = (place - (len(settings) - 1) / 2) * 0.25
-        spread = (np.arange(len(mine)) * 0.618034) % 1 * 0.2 - 0.1
-        heights = [point.against_equal if paired else point.accuracy for point in mine]
+        spread = (np.arange(len(selected)) * 0.618034) % 1 * 0.2 - 0.1
+        heights = [point.against_equal if paired else point.accuracy for point in selected]
         dots: Spec = {"type": "scatter", "mode": "markers", "y": [None if h is None else round(h, 4) for h in heights]}
-        dots |= {"x": _numbers([p.size + aside + s for p, s in zip(mine, spread, strict=True)])}
+        dots |= {"x": _numbers([p.size + aside + s for p, s in zip(selected, spread, strict=True)])}
         dots |= {"marker": {"size": 4, "color": colour(setting), "opacity": 0.35}, "hoverinfo": "text"}
-        traces.append(dots | {"text": [_class_hover(p) for p in mine], "legendgroup": setting, "showlegend": False})
-        means.append(_size_means(mean_by_size(mine, paired), setting, aside, paired))
+        traces.append(dots | {"text": [_class_hover(p) for p in selected], "legendgroup": setting, "showlegend": False})
+        means.append(_size_means(mean_by_size(selected, paired), setting, aside, paired))
     largest = max((max(run.sizes) for run in runs), default=1)
     title = {"text": "new classes in the step of the class"}
     ticks = {"tick0": 0, "dtick": -(-largest // 15), "range": [0, largest + 1]}
@@ -223,20 +223,20 @@ def sweep_spec(sweep: Sweep, metric: Metric) -> Spec:
 
 def cost_spec(costs: Sequence[Cost], phase: str) -> Spec:
     """Ratio of the times with and without parts of the framework. Whiskers are the extreme pairs."""
-    mine = [cost for cost in costs if cost.ratio(phase) is not None]
-    several = len({cost.group.data_label for cost in mine}) > 1
-    ratios = [cost.ratio(phase) or 0.0 for cost in mine]
-    spans = [(min(cost.ratios(phase)), max(cost.ratios(phase))) for cost in mine]
+    selected = [cost for cost in costs if cost.ratio(phase) is not None]
+    several = len({cost.group.data_label for cost in selected}) > 1
+    ratios = [cost.ratio(phase) or 0.0 for cost in selected]
+    spans = [(min(cost.ratios(phase)), max(cost.ratios(phase))) for cost in selected]
     hover = [
         f"{sum(c.original[phase]) / c.pairs:.2f} s without, {sum(c.changed[phase]) / c.pairs:.2f} s with<br>"
         f"{count(c.pairs, 'pair')} on {escape(', '.join(dict.fromkeys(c.devices)))}"
-        for c in mine
+        for c in selected
     ]
     below = [max(0.0, r - s[0]) for r, s in zip(ratios, spans, strict=True)]
     above = [max(0.0, s[1] - r) for r, s in zip(ratios, spans, strict=True)]
     bar: Spec = {"type": "bar", "orientation": "h", "x": _numbers(ratios), "error_x": _whiskers(below, above)}
     bar |= {
-        "y": [_cost_name(cost, several) for cost in mine],
+        "y": [_cost_name(cost, several) for cost in selected],
         "customdata": hover,
         "marker": {"color": colour("Equ.T")},
     }
@@ -249,7 +249,7 @@ def cost_spec(costs: Sequence[Cost], phase: str) -> Spec:
         "showlegend": False,
         "bargap": 0.4,
     }
-    return {"data": [bar], "layout": _layout(80 + 44 * len(mine), top=8) | axes}
+    return {"data": [bar], "layout": _layout(80 + 44 * len(selected), top=8) | axes}
 
 
 def _cost_name(cost: Cost, with_data: bool) -> str:
