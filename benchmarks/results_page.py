@@ -9,9 +9,9 @@ from typing import Any
 
 from ffcil.methods import find_method
 from ffcil.metrics import average_accuracy, forgetting, last_accuracy
-from ffcil.report import RunRecord, load_run, load_runs
-from ffcil.report.analyse.tables import compare, markdown
+from ffcil.report import RunRecord, compare, load_run, load_runs
 from ffcil.report.read.records import CLASSIFIER_NAMES
+from ffcil.report.render.markdown import comparison_markdown
 from ffcil.studies.executors.mps import portion
 
 README = Path(__file__).resolve().parents[1] / "README.md"
@@ -84,7 +84,7 @@ def study(folder: Path) -> str:
         commands.append("Old over new row norms, before alignment, from the second step on:")
         commands += [f"{run.folder.name}: {norm_ratios(run)}" for run in runs if norm_ratios(run)]
     about = (folder / "ABOUT.md").read_text(encoding="utf-8").strip()
-    tables = [] if len(runs) <= MOST_COMMANDS else [markdown(compare(runs))]
+    tables = [] if len(runs) <= MOST_COMMANDS else [comparison_markdown(compare(runs))]
     parts = [f"## {folder.name}", "", about, "", *tables, *lines, "", *[f"- {command}" for command in commands], ""]
     return "\n".join(parts)
 

@@ -21,10 +21,9 @@ def report(
     """Tables, figures and a page from the runs in a folder: nothing is trained, unfinished runs are named."""
     from rich.console import Console
 
-    from ffcil.report.analyse.contents import Contents
-    from ffcil.report.analyse.tables import legend, terminal
-    from ffcil.report.render.folder import write_report
+    from ffcil.report import Contents, terminal_table, write_report
     from ffcil.report.render.page import TITLE
+    from ffcil.report.render.text import legend
 
     contents = Contents.read(folder)
     out = out or folder / "report"
@@ -34,7 +33,7 @@ def report(
     written = write_report(contents, out, title or TITLE, shlex.join(command))
     console = Console()
     if contents.rows:
-        console.print(terminal(contents.rows))
+        console.print(terminal_table(contents.rows))
 
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, highlight=False, markup=False)
@@ -56,19 +55,21 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else.")] = False,
 ) -> None:
     """Two runs or two studies side by side: configuration, accuracy (paired by seeds) and time, B against A."""
-    from ffcil.report.analyse.differences import as_tables, differences, to_json
+    from ffcil.report.analyse.differences import differences
     from ffcil.report.read.records import read_runs
+    from ffcil.report.render.json import differences_json
+    from ffcil.report.render.terminal import differences_tables
 
     (runs_a, damaged_a), (runs_b, damaged_b) = read_runs(a), read_runs(b)
     for sentence in (*damaged_a, *damaged_b):
         print(f"ffcil: left out: {sentence}", file=sys.stderr)
     found = differences(runs_a, runs_b)
     if as_json:
-        print(json.dumps(to_json(found), indent=2, ensure_ascii=False))
+        print(json.dumps(differences_json(found), indent=2, ensure_ascii=False))
         return
     from rich.console import Console
 
     console = Console()
     console.print(f"A: {a}\nB: {b}\n", soft_wrap=True, highlight=False, markup=False)
-    for part in as_tables(found):
+    for part in differences_tables(found):
         console.print(part)

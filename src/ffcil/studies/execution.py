@@ -15,11 +15,8 @@ from rich.text import Text
 
 from ffcil.data.sources import load_dataset
 from ffcil.errors import InputError
-from ffcil.report.analyse.contents import Contents
-from ffcil.report.analyse.tables import compare, terminal
-from ffcil.report.read.records import load_run, read_runs
-from ffcil.report.render.folder import write_report
-from ffcil.report.render.page import write_page
+from ffcil.report import Contents, compare, load_run, terminal_table, write_page, write_report
+from ffcil.report.read.records import read_runs
 from ffcil.runs.state import read_state
 from ffcil.studies.estimate import Earlier, in_words
 from ffcil.studies.executors.job import LOG, Job
@@ -147,9 +144,9 @@ def _prepare_data(jobs: Sequence[Job]) -> None:
 def _write_report(out: Path, title: str, console: Console) -> list[str]:
     """What `ffcil report` makes of the study's folder. Returns what is wrong with runs that cannot be read."""
     runs, damaged = read_runs(out / "runs")
-    contents = Contents.of(runs)
+    contents = Contents.from_runs(runs)
     if contents.rows:
-        console.print(terminal(contents.rows))
+        console.print(terminal_table(contents.rows))
     write_report(contents, out / "report", title, shlex.join(["ffcil", "report", str(out), "--title", title]))
     console.print(f"Open {(out / 'report' / 'report.html').resolve().as_uri()}", **PLAIN)
     return damaged
@@ -158,5 +155,5 @@ def _write_report(out: Path, title: str, console: Console) -> list[str]:
 def show_results(jobs: Sequence[Job], out: Path, title: str, console: Console) -> str:
     """The table here, and `report.html` in the study's folder; gives the page's address."""
     runs = [load_run(job.folder) for job in jobs if job.done]
-    console.print(terminal(compare(runs)))
+    console.print(terminal_table(compare(runs)))
     return write_page(runs, out / "report.html", title=title).resolve().as_uri()

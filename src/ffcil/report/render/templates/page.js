@@ -2,7 +2,7 @@
   const root = document.documentElement;
   root.classList.add("scripted");
 
-  // Figures are drawn when they can be seen (those in a closed <details> have no width), in the colours of the page.
+  // Figures are drawn when they become visible, because those in a closed <details> have no width.
   const scheme = matchMedia("(prefers-color-scheme: dark)");
   const touch = matchMedia("(pointer: coarse)").matches;
   const style = name => getComputedStyle(root).getPropertyValue(name).trim();
@@ -24,12 +24,12 @@
   scheme.addEventListener("change", drawAll);
   document.addEventListener("toggle", event => event.target.querySelectorAll(".plot").forEach(draw), true);
 
-  // A link from the list of contents opens what it leads to.
+  // A link opens the <details> that contains its target.
   const open = () => document.getElementById(location.hash.slice(1))?.closest("details")?.setAttribute("open", "");
   addEventListener("hashchange", open);
   open();
 
-  // Sorting moves whole <tbody>s where there are several (a run and its details), rows otherwise.
+  // Sorting moves whole <tbody>s if there are several (a run and its details), otherwise rows.
   const key = (part, column) => {
     const cell = (part.rows ? part.rows[0] : part).cells[column];
     const text = cell.dataset.value ?? cell.textContent.trim();
@@ -37,7 +37,7 @@
     return Number.isNaN(number) ? text : number;
   };
   const before = (a, b) => {
-    if (a === "" || b === "") return (a === "") - (b === "");  // what is unknown goes last, either way
+    if (a === "" || b === "") return (a === "") - (b === "");  // unknown values are last in both directions
     return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b));
   };
   const sort = (table, head) => {
@@ -58,7 +58,7 @@
     }
   });
 
-  // On a narrow screen the comparison shows one metric at a time.
+  // A narrow screen shows one metric of the comparison at a time.
   document.querySelectorAll(".switch").forEach(choice => {
     const table = document.getElementById(choice.dataset.table);
     choice.addEventListener("click", event => {
