@@ -38,7 +38,9 @@ def test_runs_are_read_as_they_were_written(study: Path) -> None:
     assert run.scored == "linear"
     assert run.classifiers == ["linear", "nearest-mean"]
     assert run.finished
-    assert np.trace(run.tables["linear"].counts[-1]) == sum(random_hits("FF.org", 0)("linear", 4, k) for k in range(8))
+    assert np.trace(run.tables["linear"].counts[-1].dense()) == sum(
+        random_hits("FF.org", 0)("linear", 4, k) for k in range(8)
+    )
     unfinished = runs[-1]
     assert not unfinished.finished
     assert unfinished.summary is None

@@ -24,6 +24,7 @@ from ffcil.config.settings import RunConfig
 from ffcil.errors import BusyError, InputError
 from ffcil.methods import METHODS
 from ffcil.report import load_run
+from ffcil.runs.counts import unpack_counts
 from ffcil.runs.folder import is_busy, locked
 from ffcil.runs.progress import Listener
 from ffcil.runs.run import Run
@@ -127,7 +128,7 @@ def test_every_look_at_images_is_told(tmp_path: Path, colours: Path) -> None:
 
 def test_accuracies_come_from_the_counts(whole: Path) -> None:
     for record in records(whole):
-        table = np.load(whole / "counts" / f"step-{record['step']:03d}.npz")["linear"]
+        table = unpack_counts((whole / "counts" / f"step-{record['step']:03d}.npz").read_bytes())["linear"].dense()
         new = record["new_classes"]
         assert record["accuracy"]["linear"] == pytest.approx(100 * np.trace(table) / table.sum())
         assert record["new_accuracy"]["linear"] == pytest.approx(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import io
 import json
 import os
 import time
@@ -13,18 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ffcil.runs.checkpoint import checkpoints, write_whole
 from ffcil.config.settings import RunConfig, validate
 from ffcil.data.sources import SOURCES
 from ffcil.errors import BusyError, InputError
 from ffcil.methods.learner import complete
 from ffcil.metrics import CountTable
+from ffcil.runs.counts import Counts, pack_counts, unpack_counts
 from ffcil.stream import Stream
 
-Counts = dict[str, NDArray[np.int64]]
 LOCK_SECONDS = 0.5
 """for a lock to come free that is only being asked about"""
 
@@ -172,12 +168,11 @@ class RunFolder:
             os.fsync(file.fileno())
 
     def write_counts(self, step: int, counts: Counts) -> None:
-        content = io.BytesIO()
-        np.savez_compressed(content, **counts)  # type: ignore[arg-type]
-        write_whole(self.path / "counts" / f"step-{step:03d}.npz", content.getvalue())
+        write_whole(self.path / "counts" / f"step-{step:03d}.npz", pack_counts(counts))
 
     def tables(self, sizes: tuple[int, ...]) -> dict[str, CountTable]:
-        by_step = [np.load(self.path / "counts" / f"step-{k + 1:03d}.npz") for k in range(len(sizes))]
+        paths = [self.path / "counts" / f"step-{k + 1:03d}.npz" for k in range(len(sizes))]
+        by_step = [unpack_counts(path.read_bytes()) for path in paths]
         return {name: CountTable(sizes, tuple(step[name] for step in by_step)) for name in by_step[0]}
 
 

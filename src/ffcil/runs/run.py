@@ -11,9 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ffcil import arrivals as schedules
 from ffcil import metrics
@@ -29,7 +27,8 @@ from ffcil.methods import find_method
 from ffcil.methods.learner import Learner, build_learner, complete
 from ffcil.models.vit import published_normalisation
 from ffcil.runs.progress import Listener
-from ffcil.runs.folder import Counts, RunFolder, identity, locked
+from ffcil.runs.counts import Counts
+from ffcil.runs.folder import RunFolder, identity, locked
 from ffcil.runs.stopping import Stop
 from ffcil.stream import Increment, Stream
 from ffcil.training.fit import Engine, Progress
@@ -55,17 +54,12 @@ def build_arrivals(config: RunConfig, available: int) -> Arrivals:
     return schedules.free_flow(classes, s.steps, s.smallest, s.largest, s.alpha, s.order, seed)
 
 
-def count(true: torch.Tensor, predicted: torch.Tensor, classes: int) -> NDArray[np.int64]:
-    """How often each true class was predicted as each, [classes, classes]."""
-    cells = torch.bincount(true.cpu() * classes + predicted.cpu(), minlength=classes * classes)
-    return cells.view(classes, classes).numpy()
-
-
 def evaluate(learner: Learner, increment: Increment) -> Counts:
-    """Count table of every classifier over the test images of all classes seen."""
-    true = increment.test.labels[increment.test_rows]
+    """Confusion counts of every classifier over the test images of all classes seen."""
+    true = increment.test.labels[increment.test_rows].numpy(force=True)
     return {
-        name: count(true, predicted, increment.seen_now) for name, predicted in learner.predictions(increment).items()
+        name: metrics.Confusion.count(true, predicted.numpy(force=True), increment.seen_now)
+        for name, predicted in learner.predictions(increment).items()
     }
 
 
@@ -272,7 +266,7 @@ def make_record(increment: Increment, counts: Counts, notes: dict[str, Any]) -> 
         "seen_classes": increment.seen_now,
         "new_labels": list(increment.new_labels),
         **{
-            key: {name: metrics.group_accuracy(table, group) for name, table in counts.items()}
+            key: {name: table.accuracy(group) for name, table in counts.items()}
             for key, group in groups.items()
         },
         **notes,

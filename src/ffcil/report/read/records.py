@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ffcil.errors import InputError
-from ffcil.metrics import CountTable
+from ffcil.metrics import Confusion, CountTable
 from ffcil.report.read.parts import Parts
+from ffcil.runs.counts import unpack_counts
 
 SETTINGS = ("Equ.T", "FF.org", "FF.ours", "Equ.ours")
 """The settings that the paper compares, in the order in which tables and figures show them."""
@@ -266,15 +262,10 @@ def _read_tables(folder: Path, sizes: list[int]) -> dict[str, CountTable]:
         raise InputError(f"{folder}: {error}") from None
 
 
-DAMAGED = (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, tokenize.TokenError)
-"""What numpy raises on a damaged file, by where the damage is."""
-
-
-def _read_counts(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+def _read_counts(path: Path) -> dict[str, Confusion]:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
+        return unpack_counts(path.read_bytes())
     except FileNotFoundError:
         raise InputError(f"{path} is missing though its step is recorded; remove the run and start it again.") from None
-    except DAMAGED:  # numpy's own words are of pickles, and would mislead
+    except InputError:
         raise InputError(f"{path} is damaged; remove the run and start it again.") from None
