@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ffcil.runs.checkpoint import checkpoints, load_state, save_checkpoint, save_state, write_whole
+from ffcil.runs.atomic import write_whole
+from ffcil.runs.checkpoint import load_state, save_checkpoint, save_state
+from ffcil.runs.folder import checkpoints
 
 
 def test_round_trip_of_everything(tmp_path: Path) -> None:

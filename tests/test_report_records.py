@@ -171,8 +171,8 @@ def scratch(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda f: (f / "config.json").unlink(), "not a run's folder"),
-        (lambda f: (f / "config.json").write_text("{"), "config.json is not JSON"),
+        (lambda f: (f / "config.json").unlink(), "not the folder of a run"),
+        (lambda f: (f / "config.json").write_text("{"), "config.json is damaged"),
         (lambda f: (f / "config.json").write_text("[]"), "JSON object"),
         (lambda f: (f / "config.json").write_text("{}"), "no field 'dataset'"),
         (lambda f: (f / "summary.json").unlink(), "summary.json is missing"),
@@ -184,7 +184,7 @@ def scratch(folder: Path) -> None:
         (lambda f: (f / "counts" / "step-002.npz").unlink(), r"step-002\.npz is missing"),
         (lambda f: (f / "counts" / "step-002.npz").write_bytes(b"PK\x03\x04 no"), r"step-002\.npz is damaged"),
         (scratch, r"step-002\.npz is damaged"),
-        (lambda f: np.savez(f / "counts" / "step-002.npz", linear=np.eye(4, dtype=int)), "step 1 counted"),
+        (lambda f: np.savez(f / "counts" / "step-002.npz", linear=np.eye(4, dtype=int)), "step 1 counts"),
         (lambda f: (f / "arrivals.json").write_text('{"sizes": [1, 3, 2, 2], "kind": "equal"}'), "counts of step 1"),
     ],
 )
@@ -202,7 +202,7 @@ def test_damaged_runs_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
     (tmp_path / "2" / "config.json").write_text("{")
     runs, damaged = read_runs(tmp_path)
     assert [run.folder.name for run in runs] == ["1"]
-    assert ["step-002.npz is damaged" in damaged[0], "config.json is not JSON" in damaged[1]] == [True, True]
+    assert ["step-002.npz is damaged" in damaged[0], "config.json is damaged" in damaged[1]] == [True, True]
     with pytest.raises(InputError, match=r"step-002\.npz is damaged"):
         load_runs(tmp_path)
     (tmp_path / "1" / "summary.json").unlink()

@@ -84,8 +84,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory, colours: Path) -> Path:
 
 def test_the_folder(whole: Path, colours: Path) -> None:
     names = {path.name for path in whole.iterdir()} - {".lock"}
-    files = {"config.json", "arrivals.json", "records.jsonl", "summary.json", "environment.json", "data.json", "done"}
-    assert names == files | {"counts", "checkpoints"}
+    files = {f"{name}.json" for name in ("config", "arrivals", "data", "method", "environment", "summary")}
+    assert names == files | {"records.jsonl", "counts", "checkpoints", "done"}
     lines = [json.loads(line) for line in (whole / "records.jsonl").read_text().splitlines()]
     assert [(r["step"], r["new_classes"], r["seen_classes"]) for r in lines] == [(1, 1, 1), (2, 3, 4), (3, 2, 6)]
     assert [len(r["new_labels"]) for r in lines] == [1, 3, 2]
@@ -178,7 +178,7 @@ def test_checkpoints_that_were_taken_away_are_missed(tmp_path: Path, colours: Pa
     with pytest.raises(KeyboardInterrupt):
         Run(config(), tmp_path, data=colours, device="cpu", threads=1, listener=Bomb(steps=3)).execute()
     shutil.rmtree(tmp_path / "checkpoints")
-    with pytest.raises(InputError, match="has records of 3 steps and checkpoints of 0: bring the newest"):
+    with pytest.raises(InputError, match="has records of 3 steps and checkpoints of 0: restore the newest"):
         Run(config(), tmp_path, data=colours, device="cpu", threads=1).execute()
     assert len(records(tmp_path)) == 3
 
@@ -203,9 +203,9 @@ def test_other_images_under_a_run_that_was_begun(tmp_path: Path, colours: Path) 
     with pytest.raises(KeyboardInterrupt):
         Run(config(), tmp_path / "run", data=colours, device="cpu", threads=1, listener=Bomb(epochs=8)).execute()
     other = write_colours(tmp_path / "other", images=11)
-    with pytest.raises(InputError, match="was begun with other images"):
+    with pytest.raises(InputError, match="was started with other images"):
         Run(config(), tmp_path / "run", data=other, device="cpu", threads=1).execute()
-    with pytest.raises(InputError, match=r"was begun with 1 thread\(s\): leave --threads out"):
+    with pytest.raises(InputError, match=r"was started with 1 thread\(s\): leave --threads out"):
         Run(config(), tmp_path / "run", data=colours, device="cpu", threads=2).execute()
 
 

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 
 import ffcil
+from ffcil.losses import REDUCTIONS
+from ffcil.methods.learner import Learner
 from ffcil.training.fit import Engine
 
 
@@ -32,6 +34,20 @@ def describe_environment(engine: Engine) -> dict[str, Any]:
         "precision": engine.precision,
         "graph": engine.graph,
         "compile": engine.compile,
+    }
+
+
+def describe_method(learner: Learner) -> dict[str, Any]:
+    """Title and own alignment of a method, and the parts of the framework that the run uses."""
+    robustness = learner.settings.robustness
+    return {
+        "title": learner.title,
+        "own_alignment": learner.own_alignment,
+        "framework": {
+            "reduction": next(name for name, reduce in REDUCTIONS.items() if reduce is robustness.reduction),
+            "alignment": robustness.alignment,
+            "ha": robustness.ha is not None,
+        },
     }
 
 

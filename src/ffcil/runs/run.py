@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,19 +15,21 @@ import torch
 from ffcil import arrivals as schedules
 from ffcil import metrics
 from ffcil.arrivals import Arrivals
-from ffcil.runs.checkpoint import checkpoints, load_state, remove_drafts, save_checkpoint, write_whole
 from ffcil.config.settings import EqualArrivals, GivenArrivals, HalfArrivals, RunConfig, TraceArrivals
 from ffcil.data.augment import Augmentation
 from ffcil.data.sources import DataSet, load_dataset
-from ffcil.runs.environment import describe_environment
 from ffcil.errors import InputError
-from ffcil.methods.parts.exemplars import ExemplarMemory
 from ffcil.methods import find_method
 from ffcil.methods.learner import Learner, build_learner, complete
+from ffcil.methods.parts.exemplars import ExemplarMemory
 from ffcil.models.vit import published_normalisation
-from ffcil.runs.progress import Listener
+from ffcil.runs.atomic import remove_drafts
+from ffcil.runs.checkpoint import load_state, save_checkpoint
 from ffcil.runs.counts import Counts
-from ffcil.runs.folder import RunFolder, identity, locked
+from ffcil.runs.environment import describe_environment, describe_method
+from ffcil.runs.folder import RunFolder, checkpoints, locked
+from ffcil.runs.identity import fingerprint, identity
+from ffcil.runs.progress import Listener
 from ffcil.runs.stopping import Stop
 from ffcil.stream import Increment, Stream
 from ffcil.training.fit import Engine, Progress
@@ -109,13 +110,21 @@ class Run:
                 with locked(self.folder):
                     if not self.files.done:  # another process may have finished it meanwhile
                         remove_drafts(self.folder)
-                        self.files.claim(self.config, stream, self._environment(learner))
+                        self._claim(stream, learner)
                         self._run(stream, learner)
-        self.files.check_config(self.config)
-        summary = self.files.read("summary.json")
-        if summary is None:
-            raise InputError(f"{self.folder} is damaged (done, but no summary.json): remove it and start again.")
-        return {**summary, "folder": str(self.folder)}
+        self.files.check_config(self.config, complete)
+        return {**self.files.summary(), "folder": str(self.folder)}
+
+    def _claim(self, stream: Stream, learner: Learner) -> None:
+        """Write what is known before the first step."""
+        self.files.check_config(self.config, complete)
+        self.files.claim(
+            self.config,
+            arrivals=stream.arrivals.to_json(),
+            data=fingerprint(stream),
+            method=describe_method(learner),
+            environment=self._environment(learner),
+        )
 
     def _fix_threads(self) -> None:
         """On a GPU sums do not depend on them, and the next machine may have fewer cores."""
@@ -194,7 +203,7 @@ class Run:
         self.listener.step_done(record)
 
     def _conclude(self, stream: Stream, learner: Learner) -> None:
-        records = [json.loads(line) for line in self.files.records()]
+        records = self.files.records()
         classifiers = {name: metrics.summarise(t) for name, t in self.files.tables(stream.arrivals.sizes).items()}
         scored = learner.classifiers[0]
         seconds = {phase: sum(r["seconds"][phase] for r in records) for phase in records[0]["seconds"]}
@@ -202,9 +211,8 @@ class Run:
         summary = {
             "dataset": self.config.dataset,
             "method": self.config.method,
-            "title": learner.title,
             "robust": self.config.robust,
-            "own_alignment": learner.own_alignment,
+            **describe_method(learner),
             "sizes": list(stream.arrivals.sizes),
             "scored": scored,
             **{key: classifiers[scored][key] for key in ("average", "last", "forgetting")},
@@ -214,8 +222,7 @@ class Run:
             "images_per_second": images / seconds["train"] if seconds["train"] else 0.0,
             "parameters": records[-1]["parameters"],
         }
-        self.files.write("summary.json", summary)
-        write_whole(self.folder / "done", b"")
+        self.files.finish(summary)
 
 
 @contextmanager
@@ -265,9 +272,6 @@ def make_record(increment: Increment, counts: Counts, notes: dict[str, Any]) -> 
         "new_classes": len(increment.classes),
         "seen_classes": increment.seen_now,
         "new_labels": list(increment.new_labels),
-        **{
-            key: {name: table.accuracy(group) for name, table in counts.items()}
-            for key, group in groups.items()
-        },
+        **{key: {name: table.accuracy(group) for name, table in counts.items()} for key, group in groups.items()},
         **notes,
     }
