@@ -26,7 +26,7 @@ from ffcil.models.vit import published_normalisation
 from ffcil.runs.atomic import remove_drafts
 from ffcil.runs.checkpoint import load_state, save_checkpoint
 from ffcil.runs.counts import Counts
-from ffcil.runs.environment import describe_environment, describe_method
+from ffcil.runs.environment import Session, describe_environment, describe_method
 from ffcil.runs.folder import RunFolder, checkpoints, locked
 from ffcil.runs.identity import fingerprint, identity
 from ffcil.runs.progress import Listener
@@ -101,6 +101,7 @@ class Run:
 
     def execute(self) -> dict[str, Any]:
         """Run to the end and return the summary. A finished run does nothing."""
+        started = time.monotonic()
         with exhaustion_told(self.folder):
             if not self.files.done:
                 self._fix_threads()
@@ -111,6 +112,7 @@ class Run:
                     if not self.files.done:  # another process may have finished it meanwhile
                         remove_drafts(self.folder)
                         self._claim(stream, learner)
+                        self._session = Session(self.files, learner.engine.device, started)
                         self._run(stream, learner)
         self.files.check_config(self.config, complete)
         return {**self.files.summary(), "folder": str(self.folder)}
@@ -159,6 +161,7 @@ class Run:
                 self._conclude(stream, learner)
                 stop.raise_if_told()  # done as it is: what comes after it is not to be begun
         finally:
+            self._session.save()
             self.listener.finished()
 
     def _resume(self, stream: Stream, learner: Learner) -> tuple[int, Progress | None]:
@@ -200,6 +203,7 @@ class Run:
         self.files.write_counts(increment.step, counts)
         self.files.append_record(record)
         self._save(learner, increment.step, None)
+        self._session.save()
         self.listener.step_done(record)
 
     def _conclude(self, stream: Stream, learner: Learner) -> None:
@@ -222,6 +226,7 @@ class Run:
             "images_per_second": images / seconds["train"] if seconds["train"] else 0.0,
             "parameters": records[-1]["parameters"],
         }
+        self._session.save(check_gpu=True)
         self.files.finish(summary)
 
 
