@@ -9,6 +9,7 @@ from pathlib import Path
 from ffcil.errors import InputError
 from ffcil.report.read.parts import Parts
 from ffcil.runs.folder import RunFolder, find_folders
+from ffcil.runs.published import SUFFIX, find_published, load_published
 from ffcil.runs.stored import StoredRun
 
 SETTINGS = ("Equ.T", "FF.org", "FF.ours", "Equ.ours")
@@ -125,8 +126,9 @@ class RunRecord(StoredRun):
 
 
 def load_run(folder: Path | str) -> RunRecord:
-    """Read the run in a folder. An unfinished run has the records of its finished steps and no summary."""
-    return RunRecord(**vars(RunFolder(Path(folder)).load()))
+    """Read a run from its folder or its published file. An unfinished run has no summary."""
+    path = Path(folder)
+    return RunRecord(**vars(load_published(path) if path.name.endswith(SUFFIX) else RunFolder(path).load()))
 
 
 def load_runs(folder: Path | str) -> list[RunRecord]:
@@ -140,19 +142,18 @@ def load_runs(folder: Path | str) -> list[RunRecord]:
 def read_runs(folder: Path | str) -> tuple[list[RunRecord], list[str]]:
     """Every readable run at or below a folder, and one sentence for each run that is damaged."""
     folder = Path(folder)
-    if not folder.is_dir():
+    if not folder.is_dir() and not folder.name.endswith(SUFFIX):
         raise InputError(f"There is no folder {folder}: give the folder that holds the runs.")
     runs: list[RunRecord] = []
     damaged: list[str] = []
-    for place in find_folders(folder):
+    places = [*find_folders(folder), *find_published(folder)] if folder.is_dir() else [folder]
+    for place in places:
         try:
             runs.append(load_run(place))
         except InputError as error:
             damaged.append(str(error))
     if not runs:
-        raise InputError(
-            damaged[0] if damaged else f"No runs in {folder}: give a folder at or above those that hold config.json."
-        )
+        raise InputError(damaged[0] if damaged else f"No runs in {folder}: give a folder at or above those of runs.")
     runs.sort(key=lambda r: (r.dataset, r.method, setting_rank(r.setting), r.seeds, str(r.folder)))
     return runs, damaged
 

@@ -1,0 +1,173 @@
+"""Published runs: one JSON file per run, and one file per set of images that all its runs share."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import io
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ffcil.errors import InputError
+from ffcil.metrics import Confusion, CountTable
+from ffcil.runs.atomic import write_whole
+from ffcil.runs.counts import DAMAGED
+from ffcil.runs.folder import RunFolder
+from ffcil.runs.stored import CONFIG_FIELDS, Fields, StoredRun, check_fields, check_record, check_sizes
+
+SUFFIX = ".run.json"
+_PARTS = ("config", "arrivals", "data", "method", "environment", "summary", "records", "counts")
+_FOLDERS = re.compile(r"""(?<![^\s"'=,\[(])(?:~[^\s"'/]*)?/(?:[^\s"'/]+/)*""")
+"""The folders of an absolute path inside a text."""
+
+
+def publish(folder: Path, to: Path) -> Path:
+    """Write the run in a folder to `to`; returns the file."""
+    run = RunFolder(folder).load()
+    if not run.finished:
+        raise InputError(
+            f"{folder} is unfinished ({len(run.records)} of {len(run.arrivals['sizes'])} steps): finish the run first."
+        )
+    path = to / f"{folder.resolve().name}{SUFFIX}"
+    document = describe(run)
+    if path.exists() and not _same_run(_read(path), document):
+        raise InputError(f"{path} holds another run: rename the folder {folder}, or choose another --to.")
+    to.mkdir(parents=True, exist_ok=True)
+    write_document(path, document, run.data)
+    return path
+
+
+def describe(run: StoredRun) -> Fields:
+    """The content of the published file of a run. It names no folders of the machine."""
+    summary = {name: value for name, value in (run.summary or {}).items() if name != "folder"}
+    environment = dict(run.environment)
+    if "command" in environment:
+        environment["command"] = shlex.join(_without_folders(word) for word in _words(environment["command"]))
+    return {
+        "config": _without_folders(run.config),
+        "arrivals": run.arrivals,
+        "data": _data_name(run.data) if run.data else None,
+        "method": run.method_facts,
+        "environment": _without_folders(environment),
+        "summary": summary,
+        "records": run.records,
+        "counts": _pack(run.tables),
+    }
+
+
+def write_document(path: Path, document: Fields, data: Fields) -> None:
+    """Write a published run, one line per part and per record, and the fingerprint of its images beside it."""
+    if data:
+        write_whole(path.with_name(document["data"]), _line(data) + b"\n")
+    lines = []
+    for name, value in document.items():
+        content = b"[\n" + b",\n".join(map(_line, value)) + b"\n]" if name == "records" else _line(value)
+        lines.append(_line(name) + b": " + content)
+    write_whole(path, b"{\n" + b",\n".join(lines) + b"\n}\n")
+
+
+def load_published(path: Path) -> StoredRun:
+    """Read a published run."""
+    document = _read(path, _PARTS)
+    config, arrivals = document["config"], check_fields(document["arrivals"], path, ("sizes", "kind"))
+    sizes, summary = check_sizes(arrivals, path), check_fields(document["summary"], path, ("scored",))
+    records = [
+        check_record(record, k, f"Record {k} of {path}") for k, record in enumerate(document["records"], start=1)
+    ]
+    if len(records) != len(sizes):
+        raise InputError(f"{path} is damaged ({len(records)} records of {len(sizes)} steps): publish the run again.")
+    return StoredRun(
+        folder=path.with_name(path.name.removesuffix(SUFFIX)),
+        config=check_fields(config, path, CONFIG_FIELDS),
+        arrivals=arrivals,
+        records=records,
+        summary=summary,
+        environment=document["environment"],
+        tables=_unpack(document["counts"], sizes, path),
+        finished=True,
+        data=_read(path.with_name(document["data"])) if document["data"] else {},
+        method_facts=document["method"],
+    )
+
+
+def find_published(place: Path) -> list[Path]:
+    """Published runs at or below a place."""
+    return sorted(place.rglob(f"*{SUFFIX}"))
+
+
+def _read(path: Path, needed: tuple[str, ...] = ()) -> Fields:
+    try:
+        return check_fields(json.loads(path.read_bytes()), path, needed)
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing: restore it, or publish the run again.") from None
+    except ValueError as error:
+        raise InputError(f"{path} is damaged (it is not JSON: {error}): publish the run again.") from None
+
+
+def _line(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode()
+
+
+def _same_run(one: Fields, other: Fields) -> bool:
+    other = json.loads(json.dumps(other))
+    return all(one.get(name) == other[name] for name in ("config", "records"))
+
+
+def _data_name(data: Fields) -> str:
+    return f"data-{hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]}.json"
+
+
+def _words(command: Any) -> list[str]:
+    """The words of a command; some early runs stored a list."""
+    return [str(word) for word in command] if isinstance(command, list) else shlex.split(str(command))
+
+
+def _without_folders(value: Any) -> Any:
+    """The same value with the names of absolute paths in place of the paths."""
+    if isinstance(value, dict):
+        return {name: _without_folders(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    return Path(value).name if value.startswith(("/", "~")) else _FOLDERS.sub("", value)
+
+
+def _pack(tables: dict[str, CountTable]) -> str:
+    """Sparse counts of all steps as a base64 text; for each classifier the cells of one step after another."""
+    arrays: dict[str, Any] = {}
+    for name, table in tables.items():
+        cells = {"steps": np.array([len(counts.values) for counts in table.counts])}
+        cells |= {part: np.concatenate([getattr(c, part) for c in table.counts]) for part in ("rows", "columns")}
+        cells["values"] = np.concatenate([counts.values for counts in table.counts])
+        arrays |= {f"{name}/{part}": _small(array) for part, array in cells.items()}
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)
+    return base64.b64encode(content.getvalue()).decode()
+
+
+def _small(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return array.astype(np.min_scalar_type(int(array.max(initial=0))))
+
+
+def _unpack(text: Any, sizes: tuple[int, ...], where: Path) -> dict[str, CountTable]:
+    try:
+        with np.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False) as archive:
+            arrays = dict(archive)
+            names = dict.fromkeys(name.rpartition("/")[0] for name in arrays)
+            return {name: _table(arrays, name, sizes) for name in names}
+    except (*DAMAGED, InputError, TypeError, binascii.Error):
+        raise InputError(f"{where} is damaged (its counts cannot be read): publish the run again.") from None
+
+
+def _table(arrays: dict[str, Any], name: str, sizes: tuple[int, ...]) -> CountTable:
+    ends = np.cumsum(arrays[f"{name}/steps"], dtype=np.int64)
+    cells = [np.split(arrays[f"{name}/{part}"], ends[:-1]) for part in ("rows", "columns", "values")]
+    seen = np.cumsum(sizes)
+    return CountTable(sizes, tuple(Confusion(int(n), *step) for n, *step in zip(seen, *cells, strict=True)))
