@@ -48,7 +48,8 @@ def describe(run: StoredRun) -> Fields:
     summary = {name: value for name, value in (run.summary or {}).items() if name != "folder"}
     environment = dict(run.environment)
     if "command" in environment:
-        environment["command"] = shlex.join(_without_folders(word) for word in _words(environment["command"]))
+        words = [word.split("=", 1) for word in _words(environment["command"])]
+        environment["command"] = shlex.join("=".join(_without_folders(word)) for word in words)
     return {
         "config": _without_folders(run.config),
         "arrivals": run.arrivals,
