@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -24,9 +23,7 @@ from typing import Any
 
 import torch
 
-from ffcil.config.resolve import resolve
-from ffcil.runs.environment import describe_environment
-from ffcil.training.fit import Engine
+from result_file import write_result
 
 BEGUN = "BEGUN"
 """said before the first step: what fails from then on is PyCIL's"""
@@ -128,18 +125,9 @@ def main() -> None:
         if "error" in side:
             print(f"{name}: {side['error']}")
     if options.out:
-        about = describe_environment(Engine.create(options.device, resolve("cifar100").train))
-        sizes = " ".join(map(str, options.sizes))
-        about["command"] = (
-            f"python benchmarks/beside_pycil.py --pycil PyCIL --data DIR --method {options.method} --sizes {sizes} "
-            f"--epochs {options.epochs} --seed {options.seed} --device {options.device}"
-        )
         asked = ["git", "-C", str(options.pycil), "rev-parse", "--short", "HEAD"]
-        about["pycil_commit"] = (
-            subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or None
-        )
-        about["cores"] = len(os.sched_getaffinity(0))
-        options.out.write_text(json.dumps({"environment": about, **sides}, indent=2) + "\n")
+        commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or None
+        write_result(options.out, options.device, {"pycil_commit": commit, **sides})
 
 
 if __name__ == "__main__":

@@ -36,8 +36,8 @@ from ffcil.data.own_images import TRAIN, Listing, own_augmentation, stratified
 from ffcil.data.placement import placed
 from ffcil.data.ragged import Images, RaggedImages, image_sizes
 from ffcil.data.tables import list_parquet
-from ffcil.runs.environment import describe_environment
 from ffcil.training.fit import Engine
+from result_file import write_result
 
 SIZE = 224
 WARM_UP = 3
@@ -210,24 +210,15 @@ def main() -> None:
             turns[name].append(store.measure(options.store_batches or options.batches))
     middle: dict[str, Any] = {name: statistics.median(speeds) for name, speeds in turns.items()}
     ratios = [ours / theirs for ours, theirs in zip(turns["store"], turns["data_loader"], strict=True)]
-    command = (
-        "python benchmarks/loading.py "
-        + (f"--data {options.data.name} " if options.data else "")
-        + f"--device {options.device} --workers {options.workers} "
-        f"--batch {options.batch} --batches {options.batches} --turns {options.turns}"
-        + (f" --store-batches {options.store_batches}" if options.store_batches else "")
-        + (f" --threads {options.threads}" if options.threads else "")
-    )
-    document = {
-        "environment": {**describe_environment(engine), "command": command},
+    measured = {
         "images": len(listing.names),
         "seconds_to_load_or_prepare": prepared,
         "images_per_second": {**middle, "ratio": statistics.median(ratios)},
         "turns": turns,
     }
-    print(json.dumps({key: value for key, value in document.items() if key != "environment"}, indent=2))
+    print(json.dumps(measured, indent=2))
     if options.out:
-        options.out.write_text(json.dumps(document, indent=2) + "\n")
+        write_result(options.out, options.device, measured)
 
 
 if __name__ == "__main__":

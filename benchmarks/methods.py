@@ -24,9 +24,9 @@ from ffcil.data.image_set import ImageSet
 from ffcil.data.sources import CIFAR100_AUGMENTATION
 from ffcil.losses import REDUCTIONS
 from ffcil.methods.learner import Learner, build_learner
-from ffcil.runs.environment import describe_environment
 from ffcil.stream import Increment, Stream
 from ffcil.training.fit import Engine, Progress
+from result_file import write_result
 
 SIZES = [10] * 10
 METHODS = ["icarl", "wa", "bic", "der", "memo", "tagfex"]
@@ -118,14 +118,7 @@ def main() -> None:
         rows.append(row)
         print(json.dumps(row), flush=True)
     if options.out:
-        environment = describe_environment(Engine.create(options.device, resolve("cifar100").train))
-        environment["command"] = " ".join(
-            [
-                f"python benchmarks/methods.py --device {options.device} --methods {' '.join(options.methods)}",
-                f"--epochs {options.epochs} --repeats {options.repeats} --images {options.images}",
-            ]
-        )
-        options.out.write_text(json.dumps({"environment": environment, "methods": rows}, indent=2) + "\n")
+        write_result(options.out, options.device, {"methods": rows})
 
 
 if __name__ == "__main__":

@@ -18,14 +18,12 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from ffcil.config.resolve import resolve
 from ffcil.data.sources import load_dataset
-from ffcil.runs.environment import describe_environment
 from ffcil.studies.executors.job import Job
 from ffcil.studies.executors.local import LocalExecutor
 from ffcil.studies.executors.loop import run_jobs
 from ffcil.studies.study import Group, Study, jobs_of
-from ffcil.training.fit import Engine
+from result_file import write_result
 
 
 class Silent:
@@ -80,12 +78,7 @@ def main() -> None:
     measure([0], options, epochs=2)
     alone, speed_alone = measure([1], options, options.epochs)
     at_once, speed_at_once = measure(range(2, 2 + options.runs), options, options.epochs)
-    document = {
-        "environment": {
-            **describe_environment(Engine.create(options.device, resolve("glyphs").train)),
-            "command": f"python benchmarks/packing.py --device {options.device} --runs {options.runs} "
-            f"--steps {options.steps} --epochs {options.epochs}",
-        },
+    measured = {
         "runs": options.runs,
         "alone_seconds": alone,
         "at_once_seconds": at_once,
@@ -94,9 +87,9 @@ def main() -> None:
         "at_once_images_per_second": speed_at_once,
         "training_ratio": speed_at_once / speed_alone,
     }
-    print(json.dumps({key: value for key, value in document.items() if key != "environment"}, indent=2))
+    print(json.dumps(measured, indent=2))
     if options.out:
-        options.out.write_text(json.dumps(document, indent=2) + "\n")
+        write_result(options.out, options.device, measured, "glyphs")
 
 
 if __name__ == "__main__":

@@ -21,10 +21,8 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow.parquet import ParquetWriter
 
-from ffcil.config.resolve import resolve
-from ffcil.runs.environment import describe_environment
-from ffcil.training.fit import Engine
 from loading import draw_photographs
+from result_file import write_result
 
 LIMIT = 1.5
 """GiB"""
@@ -87,20 +85,16 @@ def main() -> None:
         seconds = time.perf_counter() - start
         lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
     peak = int(lines["VmHWM"].split()[0]) / 2**20  # from KiB
-    command = f"python benchmarks/preparing.py --images {options.images} --image-size {options.image_size}"
-    command += " --parquet" * options.parquet
-    engine = Engine.create("cpu", resolve("glyphs").train)
-    document = {
-        "environment": {**describe_environment(engine), "command": command},
+    measured = {
         "peak_gib": round(peak, 3),
         "limit_gib": LIMIT,
         "seconds": round(seconds, 1),
         "images_per_second": round(options.images / seconds, 1),
         "cores": os.cpu_count(),
     }
-    print(json.dumps(document, indent=2))
+    print(json.dumps(measured, indent=2))
     if options.out:
-        options.out.write_text(json.dumps(document, indent=2) + "\n")
+        write_result(options.out, "cpu", measured, "glyphs")
     if peak > LIMIT:
         raise SystemExit(f"{peak:.2f} GiB are more than {LIMIT} GiB")
 

@@ -23,9 +23,9 @@ from ffcil.config.settings import RunConfig
 from ffcil.data.augment import Augmentation
 from ffcil.data.image_set import ImageSet
 from ffcil.methods.learner import Learner, build_learner
-from ffcil.runs.environment import describe_environment
 from ffcil.stream import Stream
 from ffcil.training.fit import Engine, Progress, evaluating
+from result_file import write_result
 
 PLAIN = Augmentation(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), padding=0, flip=True, brightness=0.0)
 STEPS = 20
@@ -154,9 +154,7 @@ def main() -> None:
     }
     print(json.dumps({key: document[key] for key in ("inference", "kept_features")}), flush=True)
     if options.out:
-        environment = describe_environment(Engine.create(options.device, resolve("cifar100-vit").train))
-        environment["command"] = f"python benchmarks/pretrained.py --device {options.device} --images {options.images}"
-        options.out.write_text(json.dumps({"environment": environment, **document}, indent=2) + "\n")
+        write_result(options.out, options.device, document, "cifar100-vit")
 
 
 if __name__ == "__main__":

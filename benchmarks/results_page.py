@@ -208,7 +208,8 @@ def beside_pycil(paths: Sequence[Path]) -> str:
     for path in paths:
         document = json.loads(path.read_text(encoding="utf-8"))
         environment = document["environment"]
-        lines.append(f"- {made_by(environment)}, {environment['cores']} cores, PyCIL {environment['pycil_commit']}:")
+        facts = {**environment.get("machine", {}), **environment, **document}
+        lines.append(f"- {made_by(environment)}, {facts['cores']} cores, PyCIL {facts['pycil_commit']}:")
         for side in ("pycil", "ffcil"):
             steps = [
                 f"step {k}: {step['images'] / step['seconds']:,.0f} images/s, "

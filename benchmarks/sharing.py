@@ -22,11 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ffcil.config.resolve import resolve
-from ffcil.runs.environment import describe_environment
 from ffcil.studies.executors.mps import PORTION, mps, mps_available, portion
-from ffcil.training.fit import Engine, Progress
+from ffcil.training.fit import Progress
 from methods import configuration, grown, noise
+from result_file import write_result
 
 FOREVER = 1_000_000
 """epochs"""
@@ -106,14 +105,7 @@ def main() -> None:
                 rows.append({"percent": percent, **measure(options, runs, environment)})
                 print(json.dumps(rows[-1]), flush=True)
     if options.out:
-        # asked at the end: it takes hold of the GPU, outside of MPS
-        about = describe_environment(Engine.create(options.device, resolve("cifar100").train))
-        runs = " ".join(map(str, options.runs))
-        about["command"] = f"python benchmarks/sharing.py --device {options.device} --runs {runs}"
-        for name in ("percent", "seconds", "images", "backbone"):
-            if (value := getattr(options, name)) != parser.get_default(name):
-                about["command"] += f" --{name} {' '.join(map(str, value)) if isinstance(value, list) else value}"
-        options.out.write_text(json.dumps({"environment": about, "rows": rows}, indent=2) + "\n")
+        write_result(options.out, options.device, {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ from ffcil.config.resolve import resolve
 from ffcil.data.image_set import ImageSet
 from ffcil.data.sources import CIFAR100_AUGMENTATION
 from ffcil.methods.learner import build_learner
-from ffcil.runs.environment import describe_environment
 from ffcil.stream import Stream
 from ffcil.training.fit import Engine, Progress
+from result_file import write_result
 
 VARIANTS: list[dict[str, Any]] = [
     {"graph": False, "compile": False, "precision": "float32"},
@@ -81,12 +81,7 @@ def main() -> None:
         results.append(measure(variant, stream, options.device, options.epochs))
         print(json.dumps(results[-1]), flush=True)
     if options.out:
-        environment = describe_environment(Engine.create(options.device, resolve("cifar100").train))
-        environment["command"] = (
-            f"python benchmarks/training_step.py --device {options.device} --epochs {options.epochs}"
-        )
-        document = {"environment": environment, "n": options.epochs - 1, "variants": results}
-        options.out.write_text(json.dumps(document, indent=2) + "\n")
+        write_result(options.out, options.device, {"n": options.epochs - 1, "variants": results})
 
 
 if __name__ == "__main__":

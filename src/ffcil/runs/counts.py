@@ -18,7 +18,7 @@ Counts = Mapping[str, Confusion]
 """Confusion counts after one step by classifier; the scored classifier is the first."""
 
 _FIELDS = ("classes", "rows", "columns", "values")
-DAMAGED = (ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, tokenize.TokenError)
+_DAMAGED = (ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, tokenize.TokenError)
 """Exceptions that numpy raises for a damaged archive, depending on where the damage is."""
 
 
@@ -36,7 +36,7 @@ def unpack_counts(content: bytes) -> dict[str, Confusion]:
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             names = dict.fromkeys(name.split("/")[0] for name in archive.files)
             return {name: _unpack(archive, name) for name in names}
-    except DAMAGED as error:
+    except _DAMAGED as error:
         raise InputError("The confusion counts are damaged.") from error
 
 

@@ -95,7 +95,7 @@ def describe_method(learner: Learner) -> dict[str, Any]:
 
 def _command() -> str:
     program = Path(sys.argv[0]).name
-    started = ["ffcil"] if program in ("ffcil", "__main__.py") else ["python", program]
+    started = ["ffcil"] if program in ("ffcil", "__main__.py") else ["python", sys.argv[0]]
     return shlex.join([*started, *sys.argv[1:]])
 
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
-import io
+import itertools
 import json
 import re
 import shlex
+import zlib
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from ffcil.errors import InputError
 from ffcil.metrics import Confusion, CountTable
 from ffcil.runs.atomic import write_whole
-from ffcil.runs.counts import DAMAGED
 from ffcil.runs.folder import RunFolder
 from ffcil.runs.stored import CONFIG_FIELDS, Fields, StoredRun, check_fields, check_record, check_sizes
 
@@ -46,20 +43,23 @@ def publish(folder: Path, to: Path) -> Path:
 def describe(run: StoredRun) -> Fields:
     """The content of the published file of a run. It names no folders of the machine."""
     summary = {name: value for name, value in (run.summary or {}).items() if name != "folder"}
-    environment = dict(run.environment)
-    if "command" in environment:
-        words = [word.split("=", 1) for word in _words(environment["command"])]
-        environment["command"] = shlex.join("=".join(_without_folders(word)) for word in words)
     return {
         "config": _without_folders(run.config),
         "arrivals": run.arrivals,
         "data": _data_name(run.data) if run.data else None,
         "method": run.method_facts,
-        "environment": _without_folders(environment),
+        "environment": without_machine_paths(run.environment),
         "summary": summary,
         "records": run.records,
         "counts": _pack(run.tables),
     }
+
+
+def without_machine_paths(environment: Fields) -> Fields:
+    """The environment of a run with the last names of absolute paths, also in its command."""
+    command = [word.split("=", 1) for word in _words(environment.get("command", ""))]
+    stripped = {"command": shlex.join("=".join(_without_folders(word)) for word in command)} if command else {}
+    return {name: _without_folders(value) for name, value in {**environment, **stripped}.items()}
 
 
 def write_document(path: Path, document: Fields, data: Fields) -> None:
@@ -141,34 +141,22 @@ def _without_folders(value: Any) -> Any:
 
 
 def _pack(tables: dict[str, CountTable]) -> str:
-    """Sparse counts of all steps as a base64 text; for each classifier the cells of one step after another."""
-    arrays: dict[str, Any] = {}
-    for name, table in tables.items():
-        cells = {"steps": np.array([len(counts.values) for counts in table.counts])}
-        cells |= {part: np.concatenate([getattr(c, part) for c in table.counts]) for part in ("rows", "columns")}
-        cells["values"] = np.concatenate([counts.values for counts in table.counts])
-        arrays |= {f"{name}/{part}": _small(array) for part, array in cells.items()}
-    content = io.BytesIO()
-    np.savez_compressed(content, **arrays)
-    return base64.b64encode(content.getvalue()).decode()
-
-
-def _small(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return array.astype(np.min_scalar_type(int(array.max(initial=0))))
+    """Base64 text of zlib-compressed JSON: for each classifier and step the rows, columns and values of the counts."""
+    cells = {
+        name: [[array.tolist() for array in (c.rows, c.columns, c.values)] for c in table.counts]
+        for name, table in tables.items()
+    }
+    content = json.dumps(cells, separators=(",", ":")).encode()
+    return base64.b64encode(zlib.compress(content, level=9)).decode()
 
 
 def _unpack(text: Any, sizes: tuple[int, ...], where: Path) -> dict[str, CountTable]:
+    seen = list(itertools.accumulate(sizes))
     try:
-        with np.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False) as archive:
-            arrays = dict(archive)
-            names = dict.fromkeys(name.rpartition("/")[0] for name in arrays)
-            return {name: _table(arrays, name, sizes) for name in names}
-    except (*DAMAGED, InputError, TypeError, binascii.Error):
+        cells = json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
+        return {
+            name: CountTable(sizes, tuple(Confusion(n, *step) for n, step in zip(seen, steps, strict=True)))
+            for name, steps in cells.items()
+        }
+    except (ValueError, TypeError, zlib.error, InputError):
         raise InputError(f"{where} is damaged (its counts cannot be read): publish the run again.") from None
-
-
-def _table(arrays: dict[str, Any], name: str, sizes: tuple[int, ...]) -> CountTable:
-    ends = np.cumsum(arrays[f"{name}/steps"], dtype=np.int64)
-    cells = [np.split(arrays[f"{name}/{part}"], ends[:-1]) for part in ("rows", "columns", "values")]
-    seen = np.cumsum(sizes)
-    return CountTable(sizes, tuple(Confusion(int(n), *step) for n, *step in zip(seen, *cells, strict=True)))
