@@ -1,4 +1,4 @@
-"""Write results/README.md, and the table in README.md, from the raw records: `python benchmarks/results_page.py`."""
+"""Write results/README.md and the tables in README.md from the result files: `python benchmarks/results_page.py`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ffcil.studies.executors.mps import portion
 README = Path(__file__).resolve().parents[1] / "README.md"
 RESULTS = README.parent / "results"
 MOST_COMMANDS = 8
-"""that are listed of one study; a larger one has a table of its settings"""
+"""Largest number of commands that are listed for a study; a larger study gets a table of its settings."""
 INTRODUCTION = """# Results
 
 Made by `python benchmarks/results_page.py` from the files in this folder; do not edit. The file of each run holds its
@@ -267,11 +267,11 @@ PUBLISHED = [
     ("cifar100-expansion-equal/memo", "linear", "70.2 / 58.5"),
     ("cifar100-expansion-equal/tagfex-third", "linear", "78.5 / 68.2"),
 ]
-"""run, classifier that the published figure is of, published average / last"""
+"""Run, classifier of the published figure, published average / last."""
 
 
 def headline() -> str:
-    """The first page's table: runs that were made as the published ones were, beside their figures."""
+    """Table of README.md: runs of published settings, beside the published figures."""
     lines = ["| average / last | published | ffcil | training images/s |", "|---|---|---|---|"]
     for name, classifier, published in PUBLISHED:
         run = load_run(RESULTS / f"{name}{SUFFIX}")
@@ -289,7 +289,7 @@ def headline() -> str:
 
 
 def speeds() -> str:
-    """The first page's other table: what each benchmark measured, beside the usual way in the same go."""
+    """Table of README.md: measured speeds, beside those of the usual way in the same process."""
     step, vit, loading, shared = (
         json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
         for name in ("training-step", "pretrained", "loading", "sharing")

@@ -1,9 +1,9 @@
-"""Images per second of iCaRL's training step (ResNet-32, batch 128, with teacher), by what is switched on.
+"""Images per second of iCaRL's training step (ResNet-32, batch 128, with teacher) with several settings of the engine.
 
 python benchmarks/training_step.py --device cuda --out results/training-step.json
 
-All variants run one after another in one process; the best epoch of each counts, the first (warm-up, capture,
-compilation) is reported apart.
+All variants run one after another in one process. The result is the best epoch of each; the first epoch (warm-up,
+capture, compilation) is reported separately.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 def random_stream(images: int) -> Stream:
-    """Sixty classes of noise: fifty old ones, ten new."""
+    """Images of noise: fifty old classes and ten new ones."""
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (images, 3, 32, 32), generator=generator, dtype=torch.uint8)
     split = ImageSet(pixels, torch.arange(images) % 60, tuple(map(str, range(60))))
