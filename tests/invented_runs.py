@@ -1,4 +1,4 @@
-"""Run folders made from numbers that a test can add up by itself."""
+"""Folders of runs with numbers that a test can add up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-IMAGES = 20  # test images a class
+IMAGES = 20  # Test images per class.
 FREE_FLOW = {0: (1, 4, 1, 2), 1: (3, 1, 3, 1), 2: (2, 1, 1, 4)}
 SETTINGS = {"Equ.T": (False, False), "FF.org": (True, False), "FF.ours": (True, True), "Equ.ours": (False, True)}
 

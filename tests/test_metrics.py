@@ -1,4 +1,4 @@
-"""The metrics against naive loops over single (true, predicted) samples, and against closed forms."""
+"""Metrics compared with naive loops over single (true, predicted) samples, and with closed forms."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Samples = list[tuple[int, int]]
 
 @st.composite
 def streams(draw: st.DrawFn) -> tuple[list[int], list[Samples]]:
-    """Sizes, and after each step the (true, predicted) pair of every test image; some classes have no image."""
+    """Sizes, and the (true, predicted) pairs of all test images after each step; some classes have no image."""
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=6))
     images = draw(st.lists(st.integers(0, 3), min_size=sum(sizes), max_size=sum(sizes)))
     random = draw(st.randoms(use_true_random=False))
@@ -153,7 +153,7 @@ def test_summary_is_strict_json_and_holds_the_same_numbers(stream: tuple[list[in
 
 
 def test_closed_form_uneven_steps() -> None:
-    """One class, then three: images weigh the same within a step, steps weigh the same in the average."""
+    """One class, then three: images have equal weights within a step, steps in the average."""
     first = np.array([[8]])
     second = np.array([[4, 4, 0, 0], [0, 2, 0, 0], [0, 0, 1, 1], [0, 0, 0, 0]])
     table = CountTable((1, 3), (first, second))
@@ -225,12 +225,12 @@ def test_first_class_without_test_images_leaves_the_rest_measurable() -> None:
         ((1,), (np.array([[-1]]),), "negative"),
     ],
 )
-def test_counts_that_cannot_be_are_named(sizes: tuple[int, ...], counts: tuple[np.ndarray, ...], says: str) -> None:
+def test_impossible_counts_are_named(sizes: tuple[int, ...], counts: tuple[np.ndarray, ...], says: str) -> None:
     with pytest.raises(InputError, match=says):
         CountTable(sizes, counts)
 
 
-def test_sparse_counts_that_cannot_be_are_named() -> None:
+def test_impossible_sparse_counts_are_named() -> None:
     for rows, columns, values, says in [
         ([0], [2], [1], "outside"),
         ([0, 1], [0], [1], "as many rows"),

@@ -1,4 +1,4 @@
-"""Run folders as reports read them: what they say, and what is said of damaged ones."""
+"""Runs as reports read them, and error messages for damaged ones."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def test_settings_have_the_papers_names(tmp_path: Path, kind: str, robust: bool,
         ({"robust": True, "centre_weight": 1.0}, "FF with CWM + DIWA + centre loss"),
     ],
 )
-def test_a_setting_is_called_by_the_parts_that_were_on(tmp_path: Path, fields: dict[str, Any], setting: str) -> None:
+def test_a_setting_is_named_after_its_parts(tmp_path: Path, fields: dict[str, Any], setting: str) -> None:
     write_run(tmp_path / "run", "FF.org", 0, random_hits("FF.org", 0), **fields)
     assert load_run(tmp_path / "run").setting == setting
 
 
-def test_records_tell_that_robust_meant_ha(tmp_path: Path) -> None:
+def test_records_of_earlier_runs_show_that_robust_meant_ha(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", "FF.ours", 0, random_hits("FF.ours", 0), ha={"use": None, "surrogates": 0})
     path = folder / "records.jsonl"
     path.write_text("".join(json.dumps(json.loads(r) | {"ha_loss": 1.0}) + "\n" for r in path.read_text().splitlines()))
@@ -98,11 +98,11 @@ def test_records_tell_that_robust_meant_ha(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "network", "setting"),
     [
-        ("icarl", {}, "FF.ours"),  # it has no HA to turn off
+        ("icarl", {}, "FF.ours"),  # The method has no HA.
         ("simplecil", {"backbone": "glyph_vit", "weights": "embedded", "image_size": 32}, "FF with CWM"),
     ],
 )
-def test_without_ha_the_framework_is_what_the_run_had(
+def test_without_ha_the_setting_is_that_of_the_run(
     tmp_path: Path, colours: Path, method: str, network: dict[str, Any], setting: str
 ) -> None:
     config = small_config(
@@ -132,7 +132,7 @@ def test_without_ha_the_framework_is_what_the_run_had(
         ("replay", "none", "FF.org"),
     ],
 )
-def test_a_methods_own_alignment_by_name_is_no_part(
+def test_the_alignment_of_the_original_method_is_no_part(
     tmp_path: Path, colours: Path, method: str, alignment: str, setting: str
 ) -> None:
     config = small_config(
@@ -160,7 +160,7 @@ def break_steps(folder: Path) -> None:
 
 
 def scratch(folder: Path) -> None:
-    """Compressed as runs write it, and one byte of the stream is not what it was."""
+    """Change one byte of a compressed archive."""
     path = folder / "counts" / "step-002.npz"
     np.savez_compressed(path, linear=np.random.default_rng(0).integers(0, 20, (4, 4)))
     content = bytearray(path.read_bytes())

@@ -91,7 +91,7 @@ class RunFolder:
         return (self.path / "done").exists()
 
     @property
-    def begun(self) -> bool:
+    def resumable(self) -> bool:
         """Whether the folder holds a run that can be resumed."""
         return bool(self._record_lines() or checkpoints(self.path / "checkpoints"))
 
@@ -192,7 +192,7 @@ class RunFolder:
         `complete` fills in the defaults of fields that the stored configuration, of an earlier version, does not have.
         """
         stored = self.read("config.json")
-        if stored is None or not (self.begun or self.done):
+        if stored is None or not (self.resumable or self.done):
             return
         before, now = complete(validate(RunConfig, stored)).content(), config.content()
         if differing := sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)):
@@ -207,7 +207,7 @@ class RunFolder:
             ("arrivals.json", arrivals, "schedule (its trace has changed)"),
             ("data.json", data, "images"),
         ):
-            if self.begun and self.read(name) != json.loads(json.dumps(value)):
+            if self.resumable and self.read(name) != json.loads(json.dumps(value)):
                 raise InputError(
                     f"The run in {self.path} was started with other {what}: restore them, or choose another --out."
                 )
@@ -219,7 +219,7 @@ class RunFolder:
     def _write_environment(self, now: Fields) -> None:
         """Keep the environment of the first start; add what differs when the run is resumed."""
         first = self.read("environment.json")
-        if first is None or not self.begun:
+        if first is None or not self.resumable:
             self.write("environment.json", now)
             return
         changed = {key: now[key] for key in _LASTING if now[key] != first.get(key)}
@@ -229,7 +229,7 @@ class RunFolder:
 
     def threads(self, asked: int | None) -> int | None:
         """Number of threads of a run on a CPU, whose sums depend on it: when resumed, that of its start."""
-        started_with: int | None = (self.read("environment.json") or {}).get("threads") if self.begun else None
+        started_with: int | None = (self.read("environment.json") or {}).get("threads") if self.resumable else None
         if started_with and asked and started_with != asked:
             raise InputError(f"The run in {self.path} was started with {started_with} thread(s): leave --threads out.")
         return started_with or asked

@@ -161,8 +161,8 @@ class Run:
                 self._conclude(stream, learner)
                 stop.raise_if_told()  # done as it is: what comes after it is not to be begun
         finally:
-            self._session.save()
             self.listener.finished()
+            self._session.save()
 
     def _resume(self, stream: Stream, learner: Learner) -> tuple[int, Progress | None]:
         """Load the newest checkpoint: steps finished, and the progress within the next one where there was any."""
