@@ -1,10 +1,10 @@
-"""Speed and memory of every method's training step as the stream goes on, and what the class-wise mean costs.
+"""Speed and memory of the training step of every method at several steps, and the cost of the class-wise mean.
 
 python benchmarks/methods.py --device cuda --out results/methods.json
 
-Noise in the shape of CIFAR-100, ten steps of ten classes, each method with its published backbone and batch. A step's
-speed is that of its best epoch; the first epoch (warm-up, capture, compilation) is not counted. The class-wise mean is
-measured against the mean at the middle step: one learner is trained under both in turn, several times.
+The images are noise in the shape of CIFAR-100, in ten steps of ten classes; each method has its published backbone and
+batch size. The speed of a step is that of its best epoch; the first epoch (warm-up, capture, compilation) is not
+counted. At the middle step, one learner is trained with the class-wise mean and with the mean in turn, several times.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ffcil.data.image_set import ImageSet
 from ffcil.data.sources import CIFAR100_AUGMENTATION
 from ffcil.losses import REDUCTIONS
 from ffcil.methods.learner import Learner, build_learner
-from ffcil.runs.environment import describe_environment
 from ffcil.stream import Increment, Stream
 from ffcil.training.fit import Engine, Progress
+from result_file import write_result
 
 SIZES = [10] * 10
 METHODS = ["icarl", "wa", "bic", "der", "memo", "tagfex"]
@@ -50,7 +50,7 @@ def configuration(method: str, reduction: str, epochs: int, backbone: str | None
 
 
 def grown(config: RunConfig, stream: Stream, device: str, step: int) -> tuple[Learner, Increment]:
-    """A learner ready to train at `step`: the steps before it only made the network grow."""
+    """A learner that is ready to train at `step`; it has grown through the earlier steps without training."""
     engine = Engine.create(device, config.train)
     learner = build_learner(config, CIFAR100_AUGMENTATION, engine)
     on_device = stream.to(engine.device)
@@ -60,7 +60,7 @@ def grown(config: RunConfig, stream: Stream, device: str, step: int) -> tuple[Le
 
 
 def train(learner: Learner, increment: Increment, progress: Progress | None) -> tuple[dict[str, Any], dict[str, float]]:
-    """What training at a step notes, and its speed."""
+    """Notes of training at a step, and its speed."""
     ends: list[tuple[float, int]] = []
 
     def after_epoch(progress: Progress) -> None:
@@ -84,7 +84,7 @@ def train_step(config: RunConfig, stream: Stream, device: str, step: int) -> dic
 
 
 def overhead(method: str, stream: Stream, options: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds of a training step under both reductions, in turn, by one learner: nothing else differs."""
+    """Milliseconds of a training step with both reductions, measured in turn with one learner."""
     config = configuration(method, "mean", options.epochs, options.backbone)
     learner, increment = grown(config, stream, options.device, 5)
     learner.begin(increment)
@@ -102,10 +102,10 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--steps", nargs="*", type=int, default=[1, 5, 10])
-    parser.add_argument("--epochs", type=int, default=4, help="of each measurement, the first not counted")
-    parser.add_argument("--repeats", type=int, default=3, help="turns of mean and class-wise mean; 0: leave that out")
-    parser.add_argument("--images", type=int, default=12_800, help="training images of a step")
-    parser.add_argument("--backbone", help="instead of the published one")
+    parser.add_argument("--epochs", type=int, default=4, help="Epochs of each measurement; the first is not counted.")
+    parser.add_argument("--repeats", type=int, default=3, help="Turns of mean and class-wise mean; 0 skips this.")
+    parser.add_argument("--images", type=int, default=12_800, help="Training images per step.")
+    parser.add_argument("--backbone", help="Backbone (default: the published one).")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     stream = noise(options.images)
@@ -118,14 +118,7 @@ def main() -> None:
         rows.append(row)
         print(json.dumps(row), flush=True)
     if options.out:
-        environment = describe_environment(Engine.create(options.device, resolve("cifar100").train))
-        environment["command"] = " ".join(
-            [
-                f"python benchmarks/methods.py --device {options.device} --methods {' '.join(options.methods)}",
-                f"--epochs {options.epochs} --repeats {options.repeats} --images {options.images}",
-            ]
-        )
-        options.out.write_text(json.dumps({"environment": environment, "methods": rows}, indent=2) + "\n")
+        write_result(options.out, options.device, {"methods": rows})
 
 
 if __name__ == "__main__":

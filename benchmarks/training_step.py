@@ -1,9 +1,9 @@
-"""Images per second of iCaRL's training step (ResNet-32, batch 128, with teacher), by what is switched on.
+"""Images per second of iCaRL's training step (ResNet-32, batch 128, with teacher) with several settings of the engine.
 
 python benchmarks/training_step.py --device cuda --out results/training-step.json
 
-All variants run one after another in one process; the best epoch of each counts, the first (warm-up, capture,
-compilation) is reported apart.
+All variants run one after another in one process. The result is the best epoch of each; the first epoch (warm-up,
+capture, compilation) is reported separately.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ffcil.config.resolve import resolve
 from ffcil.data.image_set import ImageSet
 from ffcil.data.sources import CIFAR100_AUGMENTATION
 from ffcil.methods.learner import build_learner
-from ffcil.runs.environment import describe_environment
 from ffcil.stream import Stream
 from ffcil.training.fit import Engine, Progress
+from result_file import write_result
 
 VARIANTS: list[dict[str, Any]] = [
     {"graph": False, "compile": False, "precision": "float32"},
@@ -36,7 +36,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 def random_stream(images: int) -> Stream:
-    """Sixty classes of noise: fifty old ones, ten new."""
+    """Images of noise: fifty old classes and ten new ones."""
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (images, 3, 32, 32), generator=generator, dtype=torch.uint8)
     split = ImageSet(pixels, torch.arange(images) % 60, tuple(map(str, range(60))))
@@ -81,12 +81,7 @@ def main() -> None:
         results.append(measure(variant, stream, options.device, options.epochs))
         print(json.dumps(results[-1]), flush=True)
     if options.out:
-        environment = describe_environment(Engine.create(options.device, resolve("cifar100").train))
-        environment["command"] = (
-            f"python benchmarks/training_step.py --device {options.device} --epochs {options.epochs}"
-        )
-        document = {"environment": environment, "n": options.epochs - 1, "variants": results}
-        options.out.write_text(json.dumps(document, indent=2) + "\n")
+        write_result(options.out, options.device, {"n": options.epochs - 1, "variants": results})
 
 
 if __name__ == "__main__":

@@ -51,8 +51,8 @@ def test_mean_curve_interpolates_between_steps(study: Path) -> None:
     a, b = (run.tables["linear"] for run in runs)
     x, y = mean_curve([a, b])
     assert list(x) == [3, 4, 5, 6, 7, 8]  # seen: 1 5 6 8 and 3 4 7 8; from 3, where both have begun
-    first = dict(zip(a.seen, (100 * np.trace(c) / c.sum() for c in a.counts), strict=True))
-    second = dict(zip(b.seen, (100 * np.trace(c) / c.sum() for c in b.counts), strict=True))
+    first = dict(zip(a.seen, (100 * np.trace(c.dense()) / c.dense().sum() for c in a.counts), strict=True))
+    second = dict(zip(b.seen, (100 * np.trace(c.dense()) / c.dense().sum() for c in b.counts), strict=True))
     at_3 = first[1] + (first[5] - first[1]) * 2 / 4
     assert y[0] == pytest.approx((at_3 + second[3]) / 2)
     assert y[-1] == pytest.approx((first[8] + second[8]) / 2)

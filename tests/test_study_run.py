@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from ffcil.cli import app
 from ffcil.report.read.records import load_run
 from ffcil.runs.state import RunState, read_state
-from ffcil.studies.estimate import Earlier, in_words
+from ffcil.studies.estimate import RuntimeHistory, in_words
 from ffcil.studies.execution import carry_out, list_runs, run_study
 from ffcil.studies.executors.job import Job
 from ffcil.studies.executors.local import LocalExecutor
@@ -66,11 +66,11 @@ def test_the_list_tells_time_from_earlier_records(
     study, made, out = finished
     monkeypatch.chdir(tmp_path)
     seconds = [json.loads((job.folder / "summary.json").read_text())["seconds"] for job in made]
-    earlier = Earlier([out], on_gpu=False)
+    earlier = RuntimeHistory([out], on_gpu=False)
     config = made[0].config
-    assert earlier.of(config) == pytest.approx(sum(seconds) / 6)
-    assert earlier.of(config.model_copy(update={"method": "der"})) is None
-    assert Earlier([out], on_gpu=True).of(config) is None
+    assert earlier.estimate(config) == pytest.approx(sum(seconds) / 6)
+    assert earlier.estimate(config.model_copy(update={"method": "der"})) is None
+    assert RuntimeHistory([out], on_gpu=True).estimate(config) is None
     assert [in_words(s) for s in (0.2, 99, 120, 7200)] == ["0 s", "99 s", "2 min", "2.0 h"]
 
     list_runs(study, made, out, LocalExecutor("cpu", 2))
@@ -95,7 +95,7 @@ def test_damaged_neighbours_tell_no_time(finished: tuple[Study, list[Job], Path]
     for name in ("summary.json", "environment.json"):
         shutil.copytree(made[0].folder, tmp_path / name)
         (tmp_path / name / name).unlink()
-    assert Earlier([tmp_path], on_gpu=False).of(made[0].config) is None
+    assert RuntimeHistory([tmp_path], on_gpu=False).estimate(made[0].config) is None
 
 
 @pytest.mark.parametrize("name", ["arrivals.json", "records.jsonl", "progress.json"])

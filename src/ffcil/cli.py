@@ -24,6 +24,7 @@ from ffcil.commands.options import (
     print_table,
     stoppable,
 )
+from ffcil.commands.publish import publish
 from ffcil.commands.report import compare, report
 from ffcil.commands.study import study
 from ffcil.errors import InputError, unknown
@@ -222,6 +223,7 @@ def demo(
 app.command()(study)
 app.command()(report)
 app.command()(compare)
+app.command()(publish)
 app.command()(learn)
 app.command()(predict)
 app.command("test")(measure)

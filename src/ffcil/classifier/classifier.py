@@ -31,9 +31,9 @@ from ffcil.errors import InputError
 from ffcil.methods import METHODS, build_learner, complete, find_method
 from ffcil.methods.learner import Learner
 from ffcil.methods.parts.exemplars import exemplars_per_class
-from ffcil.metrics import group_accuracy
+from ffcil.metrics import Confusion
 from ffcil.runs.checkpoint import copied, load_state, save_state
-from ffcil.runs.run import augmentation_of, count
+from ffcil.runs.run import augmentation_of
 from ffcil.runs.step import learn_step
 from ffcil.runs.stopping import Stop
 from ffcil.stream import Increment
@@ -246,15 +246,14 @@ class Classifier:
         if not len(labelled):
             raise InputError("There are no images to test on: add some.")
         true = torch.tensor([position[name] for name in labelled.class_names])[labelled.labels.cpu()]
-        table = count(true, self._scores(labelled.images).argmax(dim=1), len(names))
+        table = Confusion.count(true.numpy(), self._scores(labelled.images).argmax(dim=1).numpy(), len(names))
         ends = itertools.accumulate(len(step.names) for step in self.steps)
-        by_class = {name: group_accuracy(table, slice(k, k + 1)) for name, k in position.items()}
+        by_class = {name: table.accuracy(slice(k, k + 1)) for name, k in position.items()}
         return {
             "images": len(labelled),
-            "accuracy": group_accuracy(table, slice(None)),
+            "accuracy": table.accuracy(),
             "by_step": [
-                group_accuracy(table, slice(end - len(step.names), end))
-                for end, step in zip(ends, self.steps, strict=True)
+                table.accuracy(slice(end - len(step.names), end)) for end, step in zip(ends, self.steps, strict=True)
             ],
             "by_class": {name: accuracy for name, accuracy in by_class.items() if accuracy is not None},
         }

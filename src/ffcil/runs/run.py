@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ffcil import metrics
 from ffcil.arrivals import Arrivals
@@ -25,9 +22,12 @@ from ffcil.methods import build_learner, complete, find_method
 from ffcil.methods.learner import Learner
 from ffcil.methods.parts.exemplars import exemplars_per_class
 from ffcil.models.vit import published_normalisation
-from ffcil.runs.checkpoint import checkpoints, load_state, remove_drafts, save_checkpoint, write_whole
-from ffcil.runs.environment import describe_environment
-from ffcil.runs.folder import Counts, RunFolder, identity, locked
+from ffcil.runs.atomic import remove_drafts
+from ffcil.runs.checkpoint import load_state, save_checkpoint
+from ffcil.runs.counts import Counts
+from ffcil.runs.environment import Session, describe_environment, describe_method
+from ffcil.runs.folder import RunFolder, checkpoints, locked
+from ffcil.runs.identity import fingerprint, identity
 from ffcil.runs.step import learn_step
 from ffcil.runs.stopping import Stop
 from ffcil.stream import Increment, Stream
@@ -40,17 +40,12 @@ def build_arrivals(config: RunConfig, available: int) -> Arrivals:
     return config.arrivals.build(available, config.arrival_seed)
 
 
-def count(true: torch.Tensor, predicted: torch.Tensor, classes: int) -> NDArray[np.int64]:
-    """How often each true class was predicted as each, [classes, classes]."""
-    cells = torch.bincount(true.cpu() * classes + predicted.cpu(), minlength=classes * classes)
-    return cells.view(classes, classes).numpy()
-
-
 def evaluate(learner: Learner, increment: Increment) -> Counts:
-    """Count table of every classifier over the test images of all classes seen."""
-    true = increment.test.labels[increment.test_rows]
+    """Confusion counts of every classifier over the test images of all classes seen."""
+    true = increment.test.labels[increment.test_rows].numpy(force=True)
     return {
-        name: count(true, predicted, increment.seen_now) for name, predicted in learner.predictions(increment).items()
+        name: metrics.Confusion.count(true, predicted.numpy(force=True), increment.seen_now)
+        for name, predicted in learner.predictions(increment).items()
     }
 
 
@@ -91,6 +86,7 @@ class Run:
 
     def execute(self) -> dict[str, Any]:
         """Run to the end and return the summary. If the run is finished, only return the summary."""
+        started = time.monotonic()
         with exhaustion_explained(self.folder):
             if not self.files.done:
                 self._fix_threads()
@@ -100,13 +96,22 @@ class Run:
                 with locked(self.folder):
                     if not self.files.done:  # another process may have finished it meanwhile
                         remove_drafts(self.folder)
-                        self.files.claim(self.config, stream, self._environment(learner))
+                        self._claim(stream, learner)
+                        self._session = Session(self.files, learner.engine.device, started)
                         self._run(stream, learner)
-        self.files.check_config(self.config)
-        summary = self.files.read("summary.json")
-        if summary is None:
-            raise InputError(f"{self.folder} is damaged (done, but no summary.json): remove it and start again.")
-        return {**summary, "folder": str(self.folder)}
+        self.files.check_config(self.config, complete)
+        return {**self.files.summary(), "folder": str(self.folder)}
+
+    def _claim(self, stream: Stream, learner: Learner) -> None:
+        """Write what is known before the first step."""
+        self.files.check_config(self.config, complete)
+        self.files.claim(
+            self.config,
+            arrivals=stream.arrivals.to_json(),
+            data=fingerprint(stream),
+            method=describe_method(learner),
+            environment=self._environment(learner),
+        )
 
     def _fix_threads(self) -> None:
         """Use the number of threads that the run began with, because sums on a CPU depend on it."""
@@ -142,6 +147,7 @@ class Run:
                 stop.raise_if_requested()  # this run is done, but nothing after it may start
         finally:
             self.listener.finished()
+            self._session.save()
 
     def _resume(self, stream: Stream, learner: Learner) -> tuple[int, FitProgress | None]:
         """Load the newest checkpoint. Returns the number of finished steps and the progress within the next one."""
@@ -173,10 +179,11 @@ class Run:
         self.files.write_counts(increment.step, counts)
         self.files.append_record(record)
         self._save(learner, increment.step, None)
+        self._session.save()
         self.listener.step_done(record)
 
     def _conclude(self, stream: Stream, learner: Learner) -> None:
-        records = [json.loads(line) for line in self.files.records()]
+        records = self.files.records()
         classifiers = {name: metrics.summarise(t) for name, t in self.files.tables(stream.arrivals.sizes).items()}
         scored = learner.scored
         seconds = {phase: sum(r["seconds"][phase] for r in records) for phase in records[0]["seconds"]}
@@ -184,12 +191,8 @@ class Run:
         summary = {
             "dataset": self.config.dataset,
             "method": self.config.method,
-            "title": learner.title,
             "robust": self.config.robust,
-            "own_alignment": learner.own_alignment,
-            "framework": learner.settings.framework.describe(),
-            "display_names": dict(learner.classifiers),
-            "bound": learner.bound,
+            **describe_method(learner),
             "sizes": list(stream.arrivals.sizes),
             "scored": scored,
             **{key: classifiers[scored][key] for key in ("average", "last", "forgetting")},
@@ -199,8 +202,8 @@ class Run:
             "images_per_second": images / seconds["train"] if seconds["train"] else 0.0,
             "parameters": records[-1]["parameters"],
         }
-        self.files.write("summary.json", summary)
-        write_whole(self.folder / "done", b"")
+        self._session.save(check_gpu=True)
+        self.files.finish(summary)
 
 
 @contextmanager
@@ -250,9 +253,6 @@ def make_record(increment: Increment, counts: Counts, notes: dict[str, Any]) -> 
         "new_classes": len(increment.classes),
         "seen_classes": increment.seen_now,
         "new_labels": list(increment.new_labels),
-        **{
-            key: {name: metrics.group_accuracy(table, group) for name, table in counts.items()}
-            for key, group in groups.items()
-        },
+        **{key: {name: table.accuracy(group) for name, table in counts.items()} for key, group in groups.items()},
         **notes,
     }

@@ -18,7 +18,7 @@ from ffcil.errors import InputError
 from ffcil.report import Contents, compare, load_run, terminal_table, write_page, write_report
 from ffcil.report.read.records import read_runs
 from ffcil.runs.state import read_state
-from ffcil.studies.estimate import Earlier, in_words
+from ffcil.studies.estimate import RuntimeHistory, in_words
 from ffcil.studies.executors.job import LOG, Job
 from ffcil.studies.executors.local import LocalExecutor
 from ffcil.studies.executors.loop import Executor, run_jobs
@@ -68,13 +68,13 @@ def make_executor(
 def list_runs(study: Study, jobs: Sequence[Job], out: Path, executor: Executor) -> None:
     """What the study would do, and how long that may take by the records of earlier runs."""
     device = jobs[0].device or ("cuda" if torch.cuda.is_available() else "cpu")
-    earlier = Earlier([out, Path("runs"), Path("studies")], on_gpu=device != "cpu")
+    history = RuntimeHistory([out, Path("runs"), Path("studies")], on_gpu=device != "cpu")
     folder = Column("folder", overflow="fold")  # whole, whatever the room
     table = Table("run", folder, "state", "time", title=Text(study.title), caption=Text(study.about), box=None)
     left, unknown = 0.0, list[str]()
     for job in jobs:
         state = read_state(job.folder)
-        seconds = earlier.of(job.config)
+        seconds = history.estimate(job.config)
         begun = f"{len(state.records)} of {len(state.sizes)} steps" if state.sizes else "to run"
         table.add_row(
             Text(job.label),

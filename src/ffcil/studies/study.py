@@ -29,8 +29,8 @@ from ffcil.config.settings import RunConfig, Seed, Settings, validate
 from ffcil.data.sources import SOURCES
 from ffcil.errors import InputError, unknown
 from ffcil.methods import complete, find_method
-from ffcil.runs.checkpoint import write_whole
-from ffcil.runs.folder import identity
+from ffcil.runs.atomic import write_whole
+from ffcil.runs.identity import identity
 from ffcil.studies.executors.job import Job
 
 SEEDS = ("class_seed", "arrival_seed", "train_seed")
