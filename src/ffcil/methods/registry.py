@@ -60,9 +60,7 @@ def complete(config: RunConfig) -> RunConfig:
             "such as cifar100-vit, or set backbone and weights."
         )
     if config.centre_weight and not method.uses_memory:
-        raise InputError(
-            f"centre_weight is not supported by {config.method!r}, which has no exemplars: leave it at 0."
-        )
+        raise InputError(f"centre_weight is not supported by {config.method!r}, which has no exemplars: leave it at 0.")
     if not method.pretrained and config.backbone not in BACKBONES:
         raise unknown("backbone", config.backbone, BACKBONES)
     for option in config.options:
