@@ -70,7 +70,7 @@ def finished_run(folder: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
 def interrupted_run(folder: Path, fields: Mapping[str, Any]) -> None:
     """A run folder whose run ended between the second step and the third."""
     import ffcil
-    from ffcil.runs.progress import Listener
+    from ffcil.training.progress import Listener
 
     class Interrupting(Listener):
         def step_done(self, record: Mapping[str, Any]) -> None:

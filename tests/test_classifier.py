@@ -22,10 +22,10 @@ from ffcil.data.ragged import RaggedImages
 from ffcil.errors import InputError
 from ffcil.methods import METHODS
 from ffcil.methods.learner import build_learner
-from ffcil.runs.progress import Listener
 from ffcil.runs.run import augmentation_of
 from ffcil.stream import Increment, Stream
 from ffcil.training.fit import Engine
+from ffcil.training.progress import Listener
 
 SIZES = [2, 1, 3]
 SIDE = 16

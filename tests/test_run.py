@@ -25,8 +25,8 @@ from ffcil.errors import BusyError, InputError
 from ffcil.methods import METHODS
 from ffcil.report import load_run
 from ffcil.runs.folder import is_busy, locked
-from ffcil.runs.progress import Listener
 from ffcil.runs.run import Run
+from ffcil.training.progress import Listener
 
 TIMING = ("seconds", "images_per_second")
 

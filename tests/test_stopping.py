@@ -19,9 +19,9 @@ from ffcil.classifier.teaching import teach
 from ffcil.data.image_set import ImageSet
 from ffcil.runs import stopping
 from ffcil.runs.checkpoint import checkpoints
-from ffcil.runs.progress import Listener
 from ffcil.runs.run import Run
 from ffcil.runs.stopping import Stop
+from ffcil.training.progress import Listener
 
 
 class Signals(Listener):

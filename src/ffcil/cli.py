@@ -176,11 +176,13 @@ def run(
     from rich.console import Console
 
     from ffcil.runs.loggers import listeners
-    from ffcil.runs.progress import Noted, Several, Shown, pace
+    from ffcil.runs.progress import CompositeListener, ConsoleProgress, ProgressFile, format_speed
     from ffcil.runs.run import Run
 
     import_methods(imports)
-    listener = Several(Shown(Console(stderr=True)), Noted(), *listeners(listed(logs), config))
+    listener = CompositeListener(
+        ConsoleProgress(Console(stderr=True)), ProgressFile(), *listeners(listed(logs), config)
+    )
     made = Run(config, out, data=data, device=device, threads=threads, listener=listener)
     if dry_run:
         print_json(made.config.model_dump(mode="json"))
@@ -195,7 +197,7 @@ def run(
         named = {"average": numbers["average"], "last": numbers["last"], "forgetting": numbers["forgetting"]}
         figures = ", ".join(f"{key} {value:.2f} %" for key, value in named.items() if value is not None)
         print(f"{name}{scored}: {figures or 'no test images'}")
-    print(f"{summary['folder']}  {pace(summary['seconds'], summary['images_per_second'])}")
+    print(f"{summary['folder']}  {format_speed(summary['seconds'], summary['images_per_second'])}")
 
 
 @app.command()

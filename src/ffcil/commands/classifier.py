@@ -53,13 +53,13 @@ def learn(
     from ffcil.classifier.classifier import MODEL
     from ffcil.classifier.teaching import teach
     from ffcil.config.resolve import parse_assignments, resolve
-    from ffcil.runs.progress import Shown
+    from ffcil.runs.progress import ConsoleProgress
 
     import_methods(imports)
     changes = parse_assignments(assignments or [])
     new = recipe is not None or not (model / MODEL).is_file()
     config = resolve(recipe or "own-images", changes) if new else None
-    shown = Shown(Console(stderr=True))
+    shown = ConsoleProgress(Console(stderr=True))
     with stoppable(), shown.bars:
         taught, notes = teach(model, images, config, changes, device, shown)
     done = [(place, note) for place, note in zip(images, notes, strict=True) if note is not None]
@@ -92,12 +92,12 @@ def predict(
     """Say which class each image is of, among all that were learned."""
     from ffcil.data.layouts import image_files
     from ffcil.data.own_images import readable
-    from ffcil.runs.run import exhaustion_told
+    from ffcil.runs.run import exhaustion_explained
 
     files = image_files(images)
     if out and not out.absolute().parent.is_dir():  # before all the work, not after it
         raise InputError(f"There is no folder {out.absolute().parent} for {out.name}: make it, or name another.")
-    with stoppable(then=""), exhaustion_told(model):
+    with stoppable(then=""), exhaustion_explained(model):
         guesses = _loaded(model, assignments, device, imports).predict(files, top, skip_bad)
     rows = [
         {"image": readable(path), "rank": rank, "class": guess.name, "score": guess.score}
@@ -130,9 +130,9 @@ def measure(
     """Measure a classifier on labelled images: in all, and by the step in which a class came."""
     from rich.table import Table
 
-    from ffcil.runs.run import exhaustion_told
+    from ffcil.runs.run import exhaustion_explained
 
-    with stoppable(then=""), exhaustion_told(model):
+    with stoppable(then=""), exhaustion_explained(model):
         classifier = _loaded(model, assignments, device, imports)
         tested = classifier.test(images)
     if as_json:

@@ -147,6 +147,10 @@ class Learner(nn.Module, ABC):
         self.boundaries = [*self.boundaries, increment.seen_now]
         self.grow(increment)
 
+    def phase(self, increment: Increment) -> Phase:
+        """Epochs and learning rates of a step in the configuration."""
+        return self.settings.train.first if increment.seen_before == 0 else self.settings.train.later
+
     def train_on_images(
         self,
         increment: Increment,
@@ -164,8 +168,7 @@ class Learner(nn.Module, ABC):
             after_epoch: Called after every epoch. What it changes must be in the state, parameters in place.
         """
         settings = self.settings
-        if phase is None:
-            phase = settings.train.first if increment.seen_before == 0 else settings.train.later
+        phase = phase or self.phase(increment)
         if groups is None:
             trainable = [parameter for parameter in self.parameters() if parameter.requires_grad and parameter.numel()]
             groups = [ParameterGroup(trainable)]

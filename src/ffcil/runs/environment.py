@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import ffcil
-from ffcil.training.fit import Engine
+from ffcil.training.engine import Engine
 
 
 def describe_environment(engine: Engine) -> dict[str, Any]:

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ffcil.runs.checkpoint import checkpoints, write_whole
 from ffcil.config.settings import RunConfig, validate
 from ffcil.data.sources import SOURCES
 from ffcil.errors import BusyError, InputError
-from ffcil.methods.learner import complete
+from ffcil.methods import complete
 from ffcil.metrics import CountTable
+from ffcil.runs.checkpoint import checkpoints, write_whole
 from ffcil.stream import Stream
 
 Counts = dict[str, NDArray[np.int64]]

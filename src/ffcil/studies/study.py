@@ -20,7 +20,7 @@ from ffcil.config.resolve import RECIPE_FILES, check_names, lay, parse_assignmen
 from ffcil.config.settings import RunConfig, Seed, Settings, validate
 from ffcil.data.sources import SOURCES
 from ffcil.errors import InputError, unknown
-from ffcil.methods.learner import complete, find_method
+from ffcil.methods import complete, find_method
 from ffcil.runs.checkpoint import write_whole
 from ffcil.runs.folder import identity
 from ffcil.studies.executors.job import Job

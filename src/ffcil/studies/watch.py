@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ffcil.runs.folder import is_busy
-from ffcil.runs.progress import accuracies
+from ffcil.runs.progress import format_accuracies
 from ffcil.runs.state import RunState, read_state
 from ffcil.studies.estimate import in_words
 from ffcil.studies.executors.job import Job
@@ -63,7 +63,7 @@ class Watch:
     def _tell_steps(self, label: str, before: RunState, now: RunState) -> None:
         for record in now.records[len(before.records) :]:
             where = f"step {record['step']}/{len(now.sizes)}, {record['seen_classes']} classes"
-            self.say(f"{label}: {where}, {accuracies(record)}")
+            self.say(f"{label}: {where}, {format_accuracies(record)}")
 
     def _table(self) -> Table:
         done = sum(state.done for state in self.states.values())
@@ -109,7 +109,7 @@ class Watch:
             Text(job.label),
             ProgressBar(total=1.0, completed=state.share, width=20),
             f"{len(state.records)}/{len(state.sizes)}" if state.sizes else "",
-            accuracies(record) if record else "",
+            format_accuracies(record) if record else "",
             f"{speed:,.0f}" if speed else "",
             left,
         )

@@ -1,8 +1,8 @@
 """Sources of training batches: augmented images of a store, and stored or drawn features.
 
-All random choices of an epoch (the order, the crops) are made before it, by a generator whose seed depends on the seed of
-the fit and the epoch only. So a run can resume at any epoch without saved generator states, and the choices are the same
-with and without a captured graph, on a CPU and on a GPU.
+All random choices of an epoch (the order, the crops) are made before it, by a generator whose seed depends on the seed
+of the fit and the epoch only. So a run can resume at any epoch without saved generator states, and the choices are the
+same with and without a captured graph, on a CPU and on a GPU.
 """
 
 from __future__ import annotations

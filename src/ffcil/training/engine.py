@@ -37,14 +37,14 @@ class Engine:
 
     @classmethod
     def create(cls, device: str, settings: TrainSettings) -> Engine:
-        """Create an engine for `device`: cpu or cuda[:n]. On a CPU, results are bit-equal for a given number of threads."""
+        """Create an engine for cpu or cuda[:n]. On a CPU, results are bit-equal for a given number of threads."""
         if not (match := re.fullmatch(r"(cpu)|(cuda)(?::(\d+))?", device)):
             raise InputError(f"Unknown device {device!r}: choose cpu or cuda.")
         on_gpu, number = match[2] is not None, int(match[3] or 0)
         if on_gpu and not torch.cuda.is_available():
             raise InputError("Device 'cuda' is not available: run with --device cpu, or see `ffcil doctor`.")
         if on_gpu and number >= torch.cuda.device_count():
-            raise InputError(f"Device {device!r} is not available: {torch.cuda.device_count()} CUDA device(s) were found.")
+            raise InputError(f"Device {device!r} is not available: {torch.cuda.device_count()} CUDA device(s) found.")
         precision = settings.precision
         if precision == "auto":
             precision = "bfloat16" if on_gpu else "float32"

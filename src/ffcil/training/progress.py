@@ -44,7 +44,7 @@ class Listener:
     def finished(self) -> None: ...
 
 
-_listener: ContextVar[Listener] = ContextVar("listener", default=Listener())
+_listener: ContextVar[Listener] = ContextVar("listener")
 
 
 @contextmanager
@@ -59,4 +59,5 @@ def reporting_to(listener: Listener) -> Iterator[None]:
 
 def report_images(done: int, total: int) -> None:
     """Report how many images of an epoch, or of a feature extraction, are processed."""
-    _listener.get().images_done(done, total)
+    if listener := _listener.get(None):
+        listener.images_done(done, total)

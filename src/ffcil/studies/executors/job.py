@@ -16,7 +16,7 @@ from ffcil.config.settings import RunConfig
 from ffcil.errors import BusyError, InputError
 from ffcil.methods import METHODS, load_methods
 from ffcil.runs.loggers import listeners
-from ffcil.runs.progress import Noted, Several, Shown
+from ffcil.runs.progress import CompositeListener, ConsoleProgress, ProgressFile
 from ffcil.runs.run import Run
 
 LOG = "run.log"
@@ -76,7 +76,9 @@ def attempt(job: Job) -> Outcome:
                 for file in job.imports:
                     load_methods(file)
             device = job.device or ("cuda" if torch.cuda.is_available() else "cpu")
-            listener = Several(Shown(Console(file=log, width=200)), Noted(), *listeners(job.logs, job.config))
+            listener = CompositeListener(
+                ConsoleProgress(Console(file=log, width=200)), ProgressFile(), *listeners(job.logs, job.config)
+            )
             # a thread each: runs that share a machine do not fight for cores, and a run is the same wherever it is made
             Run(job.config, job.folder, data=job.data, device=device, threads=1, listener=listener).execute()
         except BusyError as error:
