@@ -6,9 +6,9 @@ NeurIPS 2023.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -97,8 +97,10 @@ class ClassMetrics(ClassStatistics):
     varied: Tensor
 
     def __init__(self, features: int, variance_shrinkage: float, covariance_shrinkage: float) -> None:
-        shrinkage = {"variance_shrinkage": variance_shrinkage, "covariance_shrinkage": covariance_shrinkage}
-        super().__init__(features, partial(inverse_correlations, **shrinkage), matrix=True)
+        estimate = partial(
+            inverse_correlations, variance_shrinkage=variance_shrinkage, covariance_shrinkage=covariance_shrinkage
+        )
+        super().__init__(features, estimate, matrix=True)
         self.register_buffer("varied", torch.empty(0, dtype=torch.bool))
         """Whether the images of each class differ."""
 
@@ -142,7 +144,7 @@ class FeCAM(Pretrained):
 
     title = "FeCAM"
     paper = "https://arxiv.org/abs/2309.14062"
-    classifiers = {"mahalanobis": "mahalanobis"}
+    classifiers: ClassVar[Mapping[str, str]] = {"mahalanobis": "mahalanobis"}
     Config = FeCAMConfig
     config: FeCAMConfig
 

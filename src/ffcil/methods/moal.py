@@ -6,9 +6,9 @@ Gao et al., "Knowledge Memorization and Rumination for Pre-trained Model-based C
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field, PositiveInt
@@ -65,7 +65,7 @@ class MoAL(Pretrained):
         "https://openaccess.thecvf.com/content/CVPR2025/html/Gao_Knowledge_Memorization_and_Rumination_for_"
         "Pre-trained_Model-based_Class-Incremental_Learning_CVPR_2025_paper.html"
     )
-    classifiers = {"analytic": "analytic head"}
+    classifiers: ClassVar[Mapping[str, str]] = {"analytic": "analytic head"}
     Config = MoALConfig
     config: MoALConfig
 

@@ -5,9 +5,9 @@ Sun et al., "MOS: Model Surgery for Pre-Trained Model-Based Class-Incremental Le
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -78,7 +78,7 @@ class MOS(Pretrained):
 
     title = "MOS"
     paper = "https://arxiv.org/abs/2412.09441"
-    classifiers = {"ensemble": "ensemble"}
+    classifiers: ClassVar[Mapping[str, str]] = {"ensemble": "ensemble"}
     Config = MOSConfig
     config: MOSConfig
     stepped: Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +43,7 @@ class Pretrained(Learner):
     """
 
     pretrained = True
-    classifiers = {"prototype": "prototypes"}
+    classifiers: ClassVar[Mapping[str, str]] = {"prototype": "prototypes"}
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)

@@ -5,8 +5,8 @@ McDonnell et al., "RanPAC: Random Projections and Pre-trained Models for Continu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -34,7 +34,7 @@ class RanPAC(Pretrained):
 
     title = "RanPAC"
     paper = "https://arxiv.org/abs/2307.02251"
-    classifiers = {"analytic": "analytic head"}
+    classifiers: ClassVar[Mapping[str, str]] = {"analytic": "analytic head"}
     Config = AnalyticConfig
     config: AnalyticConfig
 

@@ -7,9 +7,9 @@ ICCV 2025.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -87,7 +87,7 @@ class TUNA(Pretrained):
 
     title = "TUNA"
     paper = "https://arxiv.org/abs/2508.08165"
-    classifiers = {"ensemble": "ensemble"}
+    classifiers: ClassVar[Mapping[str, str]] = {"ensemble": "ensemble"}
     Config = TUNAConfig
     config: TUNAConfig
     directions: Tensor
