@@ -18,9 +18,10 @@ from ffcil.config.resolve import resolve
 from ffcil.config.settings import RunConfig
 from ffcil.data.augment import Augmentation
 from ffcil.data.image_set import ImageSet
-from ffcil.methods.learner import Learner, build_learner
+from ffcil.methods.learner import Learner
+from ffcil.methods.registry import build_learner
 from ffcil.stream import Stream
-from ffcil.training.fit import Engine
+from ffcil.training.engine import Engine
 
 settings.register_profile("ci", derandomize=True)  # CI tells of a change, not of luck; run by hand, tests explore
 if os.environ.get("CI"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from conftest import AUGMENTATION, small_config, small_stream
 from ffcil.arrivals import given
 from ffcil.data.glyphs import CHARACTERS, draw_glyphs
 from ffcil.data.image_set import ImageSet
-from ffcil.methods.learner import Learner, build_learner
+from ffcil.methods.learner import Learner
 from ffcil.methods.moal import MoAL, pseudo_features
 from ffcil.methods.ranpac import RanPAC
+from ffcil.methods.registry import build_learner
 from ffcil.models.analytic import (
     RIDGES,
     AnalyticHead,
@@ -30,7 +32,8 @@ from ffcil.models.analytic import (
 )
 from ffcil.runs.run import evaluate
 from ffcil.stream import Stream
-from ffcil.training.fit import Engine
+from ffcil.training.engine import Engine
+from ffcil.training.progress import FitProgress, Listener
 
 Make = Callable[..., Learner]
 
@@ -225,11 +228,11 @@ def test_a_weight_of_two_is_a_row_twice() -> None:
 @pytest.mark.parametrize("method", ["ranpac", "moal"])
 def test_sums_of_a_first_step(make_learner: Make, method: str, reduction: str) -> None:
     learner = make_learner(method=method, reduction=reduction, options={"hidden": 30})
-    assert isinstance(learner, RanPAC)
+    assert isinstance(learner, RanPAC | MoAL)
     increment = small_stream([3], [16, 4, 1])[0]
     learner.learn(increment)
     with torch.no_grad():
-        features, targets = learner.sweep(increment)
+        features, targets = learner.extract_features(increment)
         phi = learner.analytic.expand(features).double()
     share = {0: 21 / (3 * 16), 1: 21 / (3 * 4), 2: 21 / 3}
     weights = [share[int(y)] if reduction == "class_wise_mean" else 1.0 for y in targets]
@@ -252,7 +255,7 @@ def test_whose_images_choose_lambda(
     make_learner: Make, monkeypatch: pytest.MonkeyPatch, method: str, ridge_from: str, choosing: Sequence[int]
 ) -> None:
     learner = make_learner(method=method, options={"hidden": 30, "ridge_from": ridge_from})
-    assert isinstance(learner, RanPAC)
+    assert isinstance(learner, RanPAC | MoAL)
     chose: list[int] = []
     choose = learner.analytic.choose
 
@@ -279,7 +282,7 @@ def test_ranpac_is_one_ridge_regression_of_everything(make_learner: Make) -> Non
     assert all(note["ridge"] in RIDGES for note in notes)
     assert [note["trained_parameters"] > 0 for note in notes] == [True, False, False]
     with torch.no_grad():
-        features, targets = learner.sweep(small_stream([6])[0])
+        features, targets = learner.extract_features(small_stream([6])[0])
         phi = learner.analytic.expand(features).double()
     ridge = max(notes[-1]["ridge"], 2.3e-16 * phi.square().sum().item())
     weight = torch.linalg.solve(phi.T @ phi + ridge * torch.eye(30, dtype=torch.float64), phi.T @ one_hot(targets, 6))
@@ -336,6 +339,14 @@ def test_pseudo_features_by_hand() -> None:
     torch.testing.assert_close(made_up, expected)
 
 
+class AfterEpoch(Listener):
+    def __init__(self, action: Callable[[], None]) -> None:
+        self.action = action
+
+    def epoch_done(self, progress: FitProgress) -> None:
+        self.action()
+
+
 def flat(adapters: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in adapters.parameters()]).clone()
 
@@ -346,7 +357,7 @@ def test_the_running_mean_by_hand(make_learner: Make, monkeypatch: pytest.Monkey
     stream = small_stream([2, 2])
     learner.learn(stream[0])
     before, trail = flat(learner.adapters), []
-    learner.learn(stream[1], after_epoch=lambda progress: trail.append(flat(learner.adapters)))
+    learner.learn(stream[1], AfterEpoch(lambda: trail.append(flat(learner.adapters))))
     expected = before
     for after_epoch in trail:
         expected = 0.7 * expected + 0.3 * after_epoch
@@ -361,7 +372,7 @@ def test_the_first_step_adapts_freely(make_learner: Make) -> None:
     learner = make_learner(method="moal", options={"hidden": 30})
     assert isinstance(learner, MoAL)
     trail: list[Tensor] = []
-    learner.learn(small_stream([3])[0], after_epoch=lambda progress: trail.append(flat(learner.adapters)))
+    learner.learn(small_stream([3])[0], AfterEpoch(lambda: trail.append(flat(learner.adapters))))
     assert torch.equal(flat(learner.adapters), trail[-1])
 
 
@@ -376,8 +387,8 @@ def test_a_step_of_moal_by_hand(make_learner: Make) -> None:
     notes = learner.learn(stream[1])
     assert notes["ridge"] == ridge
     with torch.no_grad():
-        features, targets = learner.sweep(stream[1])
-        before, _ = learner.sweep(stream[1], learner._earlier_features)
+        features, targets = learner.extract_features(stream[1])
+        before, _ = learner.extract_features(stream[1], partial(learner.adapted, learner.earlier))
         drift = fit_drift(before, features, learner.generator(stream[1], "drift"))
         means = torch.cat([drift(means), torch.stack([features[targets == c].mean(0) for c in (3, 4)])])
         torch.testing.assert_close(learner.statistics.means, means)

@@ -84,7 +84,7 @@ def test_the_modules_are_where_they_belong(make_cllora: Make) -> None:
     newest = {f"specific.1.{k}.{part}" for k in range(3) for part in ("down", "up", "weight")}
     assert trained == shared | newest | {"head.weight", "head.scale"}
     assert make_cllora(options={"shared_blocks": 5}).shared[4] is not None
-    with pytest.raises(InputError, match=r"shared_blocks=6 leaves no block of 6 on one side: choose 1 to 5"):
+    with pytest.raises(InputError, match=r"shared_blocks=6 leaves no other block of 6: choose 1 to 5"):
         make_cllora(options={"shared_blocks": 6})
 
 
@@ -102,7 +102,7 @@ def test_the_shared_trunk_is_as_good_as_full_passes(make_cllora: Make, robust: b
             full = learner.vit(images, [Tuning(lora=lora) for lora in attached])
             for features, into in ((full, scores), (folded(images), folded_scores)):
                 aligned = features if learner.ha is None else learner.ha(features)
-                into += [F.cosine_similarity(aligned, learner.prototypes[c], dim=1) for c in classes]
+                into += [F.cosine_similarity(aligned, learner.prototypes.means[c], dim=1) for c in classes]
         logits = learner.logits(images)["prototype"]
     assert logits.shape == (6, 6)
     torch.testing.assert_close(logits, 20 * torch.stack(scores, dim=1), rtol=1e-5, atol=1e-5)
@@ -112,7 +112,7 @@ def test_the_shared_trunk_is_as_good_as_full_passes(make_cllora: Make, robust: b
 def test_the_steps_have_features_of_their_own(make_cllora: Make) -> None:
     learner = learned(make_cllora(), small_stream([2, 2]))
     with torch.no_grad():
-        first, second = learner.features_by_step(some_images())
+        first, second = learner.features_by_step(some_images()).chunk(2, dim=1)
         assert (first - second).abs().max() > 1e-4
         torch.testing.assert_close(second, learner.features(some_images()))
 
@@ -206,15 +206,15 @@ def test_prototypes_by_hand(make_cllora: Make) -> None:
     """Means of untouched images under the newest set; those of earlier classes stay."""
     learner, stream = make_cllora(), small_stream([2, 3])
     learner.learn(stream[0])
-    early = learner.prototypes.clone()
+    early = learner.prototypes.means.clone()
     learner.learn(stream[1])
-    assert torch.equal(learner.prototypes[:2], early)
+    assert torch.equal(learner.prototypes.means[:2], early)
     plain = learner.settings.augmentation.plain
     tunings = [Tuning(lora=lora) for lora in [*loras(learner.shared), *loras(learner.specific[1])]]
     for label in (2, 3, 4):
         with torch.no_grad():
             features = learner.vit(plain(stream.train.images[stream.train.labels == label]), tunings)
-        torch.testing.assert_close(learner.prototypes[label], features.mean(0), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(learner.prototypes.means[label], features.mean(0), rtol=1e-4, atol=1e-5)
 
 
 def test_steps_of_one_class_teach_the_lora_nothing(make_cllora: Make) -> None:
@@ -248,5 +248,6 @@ def test_a_warm_start_goes_on_from_the_step_before(make_cllora: Make) -> None:
     alone = torch.stack([lora.up.detach() for lora in loras(learner.specific[1])])
     torch.testing.assert_close(alone, tuned, rtol=1e-2, atol=1e-6)  # weight decay alone
     with torch.no_grad():
-        of_first, of_second = learner.features_by_step(learner.settings.augmentation.plain(first.train.images[:8]))
+        images = learner.settings.augmentation.plain(first.train.images[:8])
+        of_first, of_second = learner.features_by_step(images).chunk(2, dim=1)
     torch.testing.assert_close(of_second, of_first, rtol=1e-2, atol=1e-3)

@@ -9,12 +9,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from conftest import small_stream
 from ffcil.methods.ease import EASE, synthesise
 from ffcil.methods.learner import Learner
-from ffcil.methods.simplecil import SCALE
+from ffcil.methods.parts.prototypes import SCALE
 from ffcil.models.tuners import Adapter
 from ffcil.stream import Stream
 
@@ -39,7 +39,7 @@ def learned(learner: EASE, stream: Stream) -> EASE:
     for increment in stream:
         learner.begin(increment)
         with torch.no_grad():
-            for k, parameter in enumerate(learner.adapters.parameters()):
+            for k, parameter in enumerate(learner.steps.newest.parameters()):
                 parameter.add_(torch.randn(parameter.shape, generator=seeded(100 * increment.step + k)) * 0.3)
         learner.eval()
         with torch.no_grad():
@@ -50,8 +50,7 @@ def learned(learner: EASE, stream: Stream) -> EASE:
 def features_by_step(learner: EASE, images: Tensor) -> list[np.ndarray[Any, Any]]:
     plain = learner.settings.augmentation.plain(images)
     with torch.no_grad():
-        sets = [*learner.kept, learner.adapters]
-        return [learner.adapted(cast(nn.ModuleList, by), plain).double().numpy() for by in sets]
+        return [learner.adapted(adapters, plain).double().numpy() for adapters in learner.steps]
 
 
 def cosine(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
@@ -163,31 +162,31 @@ def test_every_step_begins_with_fresh_adapters(make_learner: Make) -> None:
     learner = make_ease(make_learner)
     first, second, third = small_stream([2, 2, 2])
     learner.learn(first)
-    trained = [parameter.detach().clone() for parameter in learner.adapters.parameters()]
-    down = cast(Adapter, learner.adapters[0]).down.weight.detach().clone()
+    trained = [parameter.detach().clone() for parameter in learner.steps.newest.parameters()]
+    down = cast(Adapter, learner.steps.newest[0]).down.weight.detach().clone()
     learner.begin(second)
-    for was, kept in zip(trained, learner.kept[0].parameters(), strict=True):
+    for was, kept in zip(trained, learner.steps.kept[0].parameters(), strict=True):
         assert torch.equal(was, kept)
         assert not kept.requires_grad
-    for adapter in cast(list[Adapter], list(learner.adapters)):
+    for adapter in cast(list[Adapter], list(learner.steps.newest)):
         assert not adapter.up.weight.any()
         assert adapter.up.weight.requires_grad
-    assert not torch.equal(cast(Adapter, learner.adapters[0]).down.weight, down)
+    assert not torch.equal(cast(Adapter, learner.steps.newest[0]).down.weight, down)
     learner.begin(third)
-    assert len(learner.kept) == 2
+    assert len(learner.steps.kept) == 2
 
 
 def test_a_step_of_one_class_trains_nothing_and_stands_in_for_the_older_ones(make_learner: Make) -> None:
     learner, stream = make_ease(make_learner), small_stream([3, 1])
     learner.learn(stream[0])
-    assert cast(Adapter, learner.adapters[0]).up.weight.any()
+    assert cast(Adapter, learner.steps.newest[0]).up.weight.any()
     notes = learner.learn(stream[1])
     assert notes["loss"] == notes["trained_parameters"] == 0
-    assert not learner.trains(stream[1])
-    assert not any(cast(Adapter, adapter).up.weight.any() for adapter in learner.adapters)
+    assert learner.training_plan(stream[1]) is None
+    assert not any(cast(Adapter, adapter).up.weight.any() for adapter in learner.steps.newest)
     plain = learner.settings.augmentation.plain(stream.train.images[stream[1].rows])
     with torch.no_grad():
-        alone = learner.tuned(plain).mean(dim=0)
+        alone = learner.vit_features(plain).mean(dim=0)
     for label in range(4):
         torch.testing.assert_close(learner.prototypes[label, 1], alone, rtol=1e-4, atol=1e-4)
 

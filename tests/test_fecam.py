@@ -55,7 +55,7 @@ def distance_by_hand(image: Array, of_class: Array, tukey: float, gammas: tuple[
 def metrics_of(features: Tensor, targets: Tensor, gammas: tuple[float, float] = (1.0, 1.0)) -> ClassMetrics:
     metrics = ClassMetrics(features.shape[1], *gammas)
     metrics.grow(int(targets.max()) + 1)
-    metrics.remember(unit(features, 1), targets, targets.unique().tolist())
+    metrics.remember(unit(features, 1), targets)
     return metrics
 
 
@@ -74,7 +74,7 @@ def test_distances_by_hand(counts: tuple[int, int], gammas: tuple[float, float],
     metrics = ClassMetrics(7, *gammas)
     metrics.grow(2)
     targets = torch.tensor([0] * counts[0] + [1] * counts[1])
-    metrics.remember(unit(torch.cat(classes), tukey), targets, range(2))
+    metrics.remember(unit(torch.cat(classes), tukey), targets)
     images = some_features(5, 9)
     got = metrics(unit(images, tukey))
     for k, image in enumerate(images.double().numpy()):
@@ -121,7 +121,7 @@ def test_the_order_in_which_classes_come_is_no_matter() -> None:
     for classes, label in enumerate(came):
         apart.grow(classes + 1)
         mine = targets == label
-        apart.remember(unit(features[mine], 1), torch.full((int(mine.sum()),), classes), [classes])
+        apart.remember(unit(features[mine], 1), torch.full((int(mine.sum()),), classes))
     images = unit(some_features(5, 3), 1)
     torch.testing.assert_close(apart(images), together(images)[:, came])
 
@@ -133,8 +133,8 @@ def test_a_class_of_one_image_has_the_others_metric(copies: int) -> None:
     times = torch.ones(21, dtype=torch.int64)
     times[10] = copies
     metrics = metrics_of(features.repeat_interleave(times, dim=0), targets.repeat_interleave(times))
-    torch.testing.assert_close(metrics.metrics[1], (metrics.metrics[0] + metrics.metrics[2]) / 2)
-    assert not torch.allclose(metrics.metrics[0], metrics.metrics[2])
+    torch.testing.assert_close(metrics.spreads[1], (metrics.spreads[0] + metrics.spreads[2]) / 2)
+    assert not torch.allclose(metrics.spreads[0], metrics.spreads[2])
     own = metrics(unit(features[10:11], 1))
     assert own[0, 1].item() == pytest.approx(0, abs=1e-6)
     assert own.isfinite().all()

@@ -18,7 +18,7 @@ from torch._dynamo.testing import CompileCounter
 from conftest import small_stream
 from ffcil.errors import InputError
 from ffcil.methods.learner import Learner
-from ffcil.models.tuners import Adapter, LoRA, Tuning, adapters
+from ffcil.models.tuners import Adapter, Adapters, LoRA, Tuning
 from ffcil.models.vit import ViT, build_vit
 
 TINY = "vit_tiny_patch16_224"
@@ -56,7 +56,7 @@ def test_families(name: str) -> None:
 
 def test_nothing_of_it_is_trained(tiny: ViT) -> None:
     assert not any(parameter.requires_grad for parameter in tiny.parameters())
-    tunings = [Tuning(adapter) for adapter in adapters(tiny.depth, tiny.width, 4)]
+    tunings = Adapters(tiny.depth, tiny.width, 4).tunings()
     tiny(images(64), tunings).square().sum().backward()
     for tuning in tunings:
         assert tuning.adapter is not None
@@ -111,7 +111,7 @@ def test_lora_starts_with_orthonormal_columns() -> None:
 
 def test_the_parts_make_the_whole(tiny: ViT) -> None:
     x = images(64)
-    tunings = [Tuning(adapter) for adapter in adapters(tiny.depth, tiny.width, 4).eval()]
+    tunings = Adapters(tiny.depth, tiny.width, 4).eval().tunings()
     with torch.no_grad():
         trunk = tiny.through(tiny.embed(x), tunings[:5], 0, 5)
         assert torch.equal(tiny.read(tiny.through(trunk, tunings[5:], 5)), tiny(x, tunings))
@@ -215,7 +215,7 @@ def test_sets_of_adapters_share_their_compiled_code() -> None:
     vit.compile(dynamic=False, backend=counter)
     compiled = []
     for _ in range(3):
-        tunings = [Tuning(adapter) for adapter in adapters(vit.depth, vit.width, 4)]
+        tunings = Adapters(vit.depth, vit.width, 4).tunings()
         vit(images(32), tunings).sum().backward()
         compiled.append(counter.frame_count)
     torch.compiler.reset()
@@ -235,5 +235,5 @@ def test_a_learners_state_leaves_the_frozen_network_out(make_learner: Callable[.
     images = torch.rand(3, 3, 16, 16)
     with torch.no_grad():
         assert torch.equal(same.logits(images)["prototype"], learner.logits(images)["prototype"])
-    with pytest.raises(InputError, match="begun on other weights of 'glyph_vit'"):
+    with pytest.raises(InputError, match="saved with other weights of 'glyph_vit'"):
         other.restore(state)
