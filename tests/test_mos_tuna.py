@@ -1,4 +1,4 @@
-"""MOS and TUNA against sums by hand: Gaussians, the head's second training, merging, fusion, retrieval."""
+"""MOS and TUNA against computations by hand: Gaussians, the head's second training, merging, fusion, retrieval."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def learned(make: Make, method: str, sizes: Sequence[int] = (2, 1, 2), **fields:
 
 
 def spread_out(learner: MOS | TUNA) -> None:
-    """Adapters that differ much between steps: short training alone leaves them close to each other."""
+    """Make the adapters of the steps differ much; after a short training they are nearly equal."""
     with torch.no_grad():
         for k, parameter in enumerate([*learner.steps.kept.parameters(), *learner.steps.newest.parameters()]):
             parameter.add_(torch.randn(parameter.shape, generator=seeded(k)) * 0.3)
@@ -87,7 +87,7 @@ def test_far_more_features_than_images() -> None:
     assert gaussians.spreads.isfinite().all()
 
 
-def test_growing_keeps_what_is_remembered() -> None:
+def test_growing_keeps_stored_statistics() -> None:
     gaussians = class_gaussians(4, diagonal=False)
     gaussians.grow(2)
     gaussians.remember(torch.randn(9, 4), torch.arange(9) % 2)
@@ -99,7 +99,7 @@ def test_growing_keeps_what_is_remembered() -> None:
 
 
 @pytest.mark.parametrize("diagonal", [False, True])
-def test_drawn_features_have_the_moments(diagonal: bool) -> None:
+def test_drawn_features_have_the_stored_moments(diagonal: bool) -> None:
     mixing = torch.tensor([[1.0, 0.0, 0.0], [2.0, 0.5, 0.0], [-1.0, 1.0, 0.2]])
     features = torch.randn(500, 3, generator=seeded()) @ mixing.T + torch.tensor([5.0, 0.0, -3.0])
     gaussians = class_gaussians(3, diagonal)
@@ -147,7 +147,7 @@ def test_the_heads_second_training_by_hand(reduction: str) -> None:
     assert head.weight.grad is None
 
 
-def test_a_period_shorter_than_the_training_makes_the_rate_swing() -> None:
+def test_the_rate_rises_again_after_its_period() -> None:
     rates = [cosine_rate(0.01, 5, epoch) for epoch in range(11)]
     expected = [0.01, 0.009, 0.0065, 0.0035, 0.001, 0, 0.001, 0.0035, 0.0065, 0.009, 0.01]
     assert rates == pytest.approx(expected, abs=1e-4)
@@ -176,7 +176,7 @@ def test_stored_adapters_never_change(make_learner: Make, method: str, released:
 @pytest.mark.parametrize("robust", [False, True])
 @pytest.mark.parametrize("method", ["mos", "tuna"])
 def test_predictions_do_not_depend_on_the_batch(make_learner: Make, method: str, robust: bool) -> None:
-    """And those from cached features are those of the images themselves."""
+    """Predictions from cached features also equal those from images."""
     learner = learned(make_learner, method, robust=robust)
     increment = small_stream([2, 1, 2])[2]
     cached = learner.predictions(increment)["ensemble"]
@@ -190,7 +190,7 @@ def test_predictions_do_not_depend_on_the_batch(make_learner: Make, method: str,
 
 @pytest.mark.parametrize("method", ["ease", "mos", "tuna"])
 def test_cached_features_are_computed_once(make_learner: Make, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """(adapters, image) pairs; TUNA's universal adapters alone see all images at every step."""
+    """Once per adapters and image; only TUNA's universal adapters process all images at every step."""
     learner = make_learner(method=method, train=SHORT)
     assert isinstance(learner, Pretrained)
     seen, adapted = [0, 0], learner.adapted
@@ -220,7 +220,7 @@ def test_a_class_with_one_image_has_finite_statistics(make_learner: Make, method
 
 
 @pytest.mark.parametrize("method", ["mos", "tuna"])
-def test_the_second_training_begins_at_the_second_step(make_learner: Make, method: str) -> None:
+def test_the_second_training_starts_at_the_second_step(make_learner: Make, method: str) -> None:
     learner = make_learner(method=method, train=SHORT)
     notes = [learner.learn(increment) for increment in small_stream([2, 2])]
     assert "head_loss" not in notes[0]
@@ -241,8 +241,8 @@ def test_both_learn_easy_images(make_learner: Make) -> None:
 # --- MOS ------------------------------------------------------------------------------------------------------------
 
 
-def walked(first: int, following: Sequence[int], cap: int) -> int:
-    """As the loop over one image would do it."""
+def retrieved(first: int, following: Sequence[int], cap: int) -> int:
+    """A loop over the evaluations of one image."""
     adapter = first
     for evaluation in range(1, cap + 1):
         named = following[adapter]
@@ -253,14 +253,14 @@ def walked(first: int, following: Sequence[int], cap: int) -> int:
 
 
 @pytest.mark.parametrize("cap", [1, 2, 4, 7])
-def test_all_images_walk_as_each_alone(cap: int) -> None:
+def test_batched_retrieval_equals_a_loop_over_images(cap: int) -> None:
     following = torch.randint(0, 9, (500, 9), generator=seeded())
     first = torch.randint(0, 9, (500,), generator=seeded(1))
-    expected = [walked(int(k), row.tolist(), cap) for k, row in zip(first, following, strict=True)]
+    expected = [retrieved(int(k), row.tolist(), cap) for k, row in zip(first, following, strict=True)]
     assert retrieve(first, following, cap).tolist() == expected
 
 
-def test_the_walk_ends_at_the_fourth_evaluation() -> None:
+def test_retrieval_ends_at_the_fourth_evaluation() -> None:
     chain = torch.tensor([[1, 2, 3, 4, 5, 5]])
     assert retrieve(torch.tensor([0]), chain).item() == 3
 
@@ -299,9 +299,9 @@ def test_the_head_learns_at_a_tenth_of_the_rate(make_learner: Make) -> None:
 
 
 @pytest.mark.parametrize("released", [False, True])
-def test_one_merge_an_optimiser_step(make_learner: Make, monkeypatch: pytest.MonkeyPatch, released: bool) -> None:
-    """Against a loop that merges right after the optimiser, towards a mean it keeps itself; the released code's merges
-    in every block come on top."""
+def test_one_merge_per_optimiser_step(make_learner: Make, monkeypatch: pytest.MonkeyPatch, released: bool) -> None:
+    """Against a loop that merges right after the optimiser, with its own mean; the released code also merges in every
+    block."""
     learner = learned(make_learner, "mos", (2, 2, 2), options={"released": released})
     assert isinstance(learner, MOS)
     naive = make_learner(method="mos", train=SHORT)  # `released` off: its last pull towards the mean is done by hand
@@ -356,7 +356,7 @@ def test_one_merge_an_optimiser_step(make_learner: Make, monkeypatch: pytest.Mon
         torch.testing.assert_close(ours, sum(values) / 3, rtol=1e-3, atol=1e-5)
 
 
-def test_merging_holds_adapters_near_the_earlier_ones(make_learner: Make) -> None:
+def test_merging_keeps_adapters_near_earlier_ones(make_learner: Make) -> None:
     def moved(**options: Any) -> float:
         learner = learned(make_learner, "mos", (2, 2), options=options)
         pairs = zip(learner.steps.newest.parameters(), learner.steps.kept[0].parameters(), strict=True)
@@ -366,7 +366,7 @@ def test_merging_holds_adapters_near_the_earlier_ones(make_learner: Make) -> Non
     assert free > merged > released == 0  # released: the second adapters end as the first
 
 
-def test_prototypes_are_of_the_first_adapters(make_learner: Make) -> None:
+def test_prototypes_use_the_first_adapters(make_learner: Make) -> None:
     learner = learned(make_learner, "mos")
     assert isinstance(learner, MOS)
     stream = small_stream([2, 1, 2])
@@ -417,7 +417,7 @@ def test_cosface_sample_by_sample(margin: float) -> None:
         assert value.item() == pytest.approx(-math.log(own / (own + others)), rel=1e-4, abs=1e-5)
 
 
-def test_cosface_of_one_class_is_nothing() -> None:
+def test_cosface_of_a_single_class_is_zero() -> None:
     cosines = torch.randn(5, 1, requires_grad=True)
     value = cosface(cosines, torch.zeros(5, dtype=torch.int64), 20.0, 0.3).sum()
     value.backward()  # type: ignore[no-untyped-call]
@@ -426,7 +426,7 @@ def test_cosface_of_one_class_is_nothing() -> None:
     assert cosines.grad.eq(0).all()
 
 
-def test_a_step_of_one_class_leaves_the_adapters(make_learner: Make) -> None:
+def test_a_step_with_a_single_class_keeps_the_adapters(make_learner: Make) -> None:
     phase = {"epochs": 2, "learning_rate": 0.05, "weight_decay": 0.0}
     learner = learned(
         make_learner, "tuna", (2, 1), train={"first": phase, "later": phase}, options={"orthogonality": 0.0}
@@ -451,7 +451,7 @@ def test_fusion_element_by_element() -> None:
     assert torch.equal(fuse(values[:1]), values[0])
 
 
-def test_the_universal_adapters_are_fused_from_all(make_learner: Make) -> None:
+def test_universal_adapters_are_fused_from_all_steps(make_learner: Make) -> None:
     learner = learned(make_learner, "tuna")
     assert isinstance(learner, TUNA)
     sets = list(learner.steps)
@@ -474,16 +474,13 @@ def test_overlap_is_the_mean_of_all_pairs_of_rows(make_learner: Make) -> None:
 
     expected = 0.0
     for kept in list(learner.steps)[:-1]:
-        tables = [
-            units(a) @ units(b).T
-            for a, b in zip(learner.steps.newest, kept, strict=True)
-        ]
+        tables = [units(a) @ units(b).T for a, b in zip(learner.steps.newest, kept, strict=True)]
         expected += sum(table.mean().abs().item() for table in tables) / len(tables)
     assert expected > 0
     assert learner.overlap().item() == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
 
-def test_fresh_adapters_overlap_with_nothing() -> None:
+def test_fresh_adapters_have_no_overlap() -> None:
     fresh = Adapters(3, 8, 2)
     mean_directions(fresh).sum().backward()  # type: ignore[no-untyped-call]
     assert mean_directions(fresh).eq(0).all()
@@ -509,7 +506,7 @@ def test_tuna_loss_by_hand(make_learner: Make, reduction: str) -> None:
         torch.testing.assert_close(learner.loss(images, targets), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_means_decay_less_the_newer_the_class(make_learner: Make) -> None:
+def test_the_means_of_newer_classes_decay_less(make_learner: Make) -> None:
     for now in range(6):
         factors = decay_of_means(torch.arange(now + 1), now)
         assert (factors.diff() > 0).all()
@@ -523,7 +520,7 @@ def test_means_decay_less_the_newer_the_class(make_learner: Make) -> None:
     assert learned(make_learner, "tuna", (1, 1), options={"mean_decay": False}).mean_scale() is None
 
 
-def test_the_released_decay_goes_the_other_way(make_learner: Make) -> None:
+def test_the_released_decay_has_the_opposite_direction(make_learner: Make) -> None:
     """Ten steps of two classes: 0.91 for class 0, then 0.9 down to 0.81."""
     learner = make_learner(method="tuna", train=SHORT, options={"released": True})
     assert isinstance(learner, TUNA)
