@@ -23,9 +23,12 @@ from ffcil.config.resolve import resolve
 from ffcil.config.settings import RunConfig
 from ffcil.data.augment import Augmentation
 from ffcil.data.image_set import ImageSet
-from ffcil.methods.learner import Learner, build_learner
+from ffcil.methods.learner import Learner
+from ffcil.methods.pretrained import Pretrained
+from ffcil.methods.registry import build_learner
 from ffcil.stream import Stream
-from ffcil.training.fit import Engine, Progress, evaluating
+from ffcil.training.engine import Engine, evaluating
+from ffcil.training.progress import FitProgress, Listener
 from result_file import write_result
 
 PLAIN = Augmentation(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), padding=0, flip=True, brightness=0.0)
@@ -70,6 +73,16 @@ def _wait(options: argparse.Namespace) -> None:
         torch.cuda.synchronize()
 
 
+class EpochEnds(Listener):
+    """Seconds and images of training at the end of every epoch."""
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[float, int]] = []
+
+    def epoch_done(self, progress: FitProgress) -> None:
+        self.ends.append((progress.seconds, progress.images))
+
+
 def training(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Images per second of TUNA's first step by batch size; first that of the references (eager, float32, batch 48)."""
     eager = {"graph": False, "compile": False, "precision": "float32"}
@@ -77,13 +90,9 @@ def training(options: argparse.Namespace) -> list[dict[str, Any]]:
     for batch, switches in [(48, eager), *((batch, {}) for batch in options.batches)]:
         config = configuration(options, "tuna", train={"batch": batch, **switches})
         stream = noise(options.images, options.side, steps=1).to(torch.device(options.device))
-        ends: list[tuple[float, int]] = []
-
-        def after_epoch(progress: Progress, ends: list[tuple[float, int]] = ends) -> None:
-            ends.append((progress.seconds, progress.images))
-
-        notes = learner_of(options, config).learn(stream[0], None, after_epoch)
-        speeds = [(n1 - n0) / (t1 - t0) for (t0, n0), (t1, n1) in pairwise(ends)]
+        epochs = EpochEnds()
+        notes = learner_of(options, config).learn(stream[0], epochs)
+        speeds = [(n1 - n0) / (t1 - t0) for (t0, n0), (t1, n1) in pairwise(epochs.ends)]
         rows.append(
             {
                 "batch": batch,
@@ -124,12 +133,13 @@ def kept_features(options: argparse.Namespace) -> dict[str, Any]:
     """Seconds of MOS's evaluation at the last of twenty steps: with cached features of earlier steps, and without."""
     stream = noise(max(2, options.images // STEPS), options.side).to(torch.device(options.device))
     learner = grown(options, "mos", stream)
+    assert isinstance(learner, Pretrained)
     before, last = stream[STEPS - 2], stream[STEPS - 1]
     kept = float("inf")
     for _ in range(options.repeats):
-        learner.restore(learner.state())  # forgets the features that it keeps
+        learner.restore(learner.state())  # clears the cached features
         with learner.engine.settled(), evaluating(learner):
-            learner.cached_test_features(before, learner.fixed_networks()[:-1])  # type: ignore[operator]
+            list(learner.test_features(before, learner.fixed_networks()[:-1]))
         once = argparse.Namespace(**{**vars(options), "repeats": 1})
         kept = min(kept, seconds(once, lambda: learner.predictions(last)))
     fresh = fresh_seconds(options, learner, stream)
