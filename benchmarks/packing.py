@@ -29,11 +29,11 @@ from ffcil.training.fit import Engine
 
 
 class Silent:
-    """Nobody watches."""
+    """Prints only messages."""
 
-    def look(self, running: Collection[Job]) -> None: ...
+    def update(self, running: Collection[Job]) -> None: ...
 
-    def say(self, text: str) -> None:
+    def message(self, text: str) -> None:
         print(text, flush=True)
 
 

@@ -81,7 +81,7 @@ def test_list(ffcil_data: Command) -> None:
         assert row["origin"]
         assert row["licence"]
     _, out, _ = ffcil_data("data", "list")
-    assert "cub200  200 classes, 9,430 + 2,358 images, 1.2 GB  not here" in out
+    assert "cub200  200 classes, 9,430 + 2,358 images, 1.2 GB  not found" in out
     assert "https://github.com/LAMDA-CL/LAMDA-PILOT#-datasets" in out  # no address is broken over lines
 
 
@@ -96,12 +96,12 @@ def test_a_tree_like_imagenet_a_from_prepare_to_a_run(
     status, out, err = ffcil_data("data", "check", "imagenet-a", *there)
     assert (status, err) == (0, "")
     assert "12 training and 6 test images as published" in out
-    assert "18 images read, all of them whole" in out
+    assert "18 images read, all of them intact" in out
     assert "store for image_size=224: not prepared yet" in out
     status, out, err = ffcil_data("data", "prepare", "imagenet-a", *there)
     assert (status, err) == (0, "")
     assert out == ("imagenet-a: 12 training and 6 test images of 3 classes, ready for image_size=224\n")
-    assert "checksums right" in ffcil_data("data", "check", "imagenet-a", *there)[1]
+    assert "checksums are correct" in ffcil_data("data", "check", "imagenet-a", *there)[1]
     cut = {"method": "simplecil", "backbone": "vit_tiny_patch16_224", "weights": None, "arrivals.sizes": "[2,1]"}
     settings = [part for key, value in cut.items() for part in ("--set", f"{key}={'null' if value is None else value}")]
     run = ("run", "imagenet-a", *there, "--device", "cpu", "--threads", "1", "--out", "run", *settings)
@@ -139,7 +139,10 @@ def test_bad_images_are_all_named_and_left_out_where_asked(ffcil_data: Command, 
     assert "; 3 left out" in ffcil_data("data", "prepare", str(root), "--image-size", "96")[1]
     status, out, err = ffcil_data("data", "check", str(root), "--image-size", "96")
     assert status == 0
-    assert "12 training and 6 test images\n21 images read, 3 left out\nstore for image_size=96: checksums right" in out
+    assert (
+        "12 training and 6 test images\n21 images read, 3 left out\nstore for image_size=96: checksums are correct"
+        in out
+    )
     assert all(f"{path}: " in err for path in bad)
     photograph(bad[0])  # a repaired file is another source
     with pytest.raises(InputError, match=r"2 image\(s\)"):
@@ -170,7 +173,7 @@ def test_check_compares_what_cannot_be_read_with_what_was_left_out(
     monkeypatch.setattr(decoding, "upright", lambda content: read(victim if content == bad else content))
     status, _, err = ffcil_data("data", "check", str(root))
     assert status == 2
-    assert "leaves out 1 image(s) that can be read by now: remove it" in err
+    assert "leaves out 1 image(s) that can be read now: remove the store" in err
 
 
 def test_check_says_as_published_of_what_it_compared(
@@ -310,11 +313,11 @@ def test_an_embedded_set(ffcil_data: Command, monkeypatch: pytest.MonkeyPatch) -
         (["check", "none.parquet"], "There is no file or folder none.parquet"),
         (["show", "notes.txt"], "notes.txt is no folder, .parquet or .csv file"),
         (["check", "empty"], "There are no class folders in empty"),
-        (["check", "empty", "--data", "empty"], "empty is a path already: drop --data"),
-        (["show", "hollow", "--out", "x.xyz"], "--out x.xyz is no PNG file: name one that ends in .png"),
-        (["show", "hollow", "--out", "empty"], "--out empty is no PNG file"),
-        (["check", "glyphs", "--data", "empty"], "'glyphs' is drawn, not read from files: drop --data"),
-        (["prepare", "glyphs", "--skip-bad"], "'glyphs' has no image files of its own that could be bad"),
+        (["check", "empty", "--data", "empty"], "empty is already a path: leave --data out"),
+        (["show", "hollow", "--out", "x.xyz"], "--out x.xyz is not a PNG file: give a name that ends in .png"),
+        (["show", "hollow", "--out", "empty"], "--out empty is not a PNG file"),
+        (["check", "glyphs", "--data", "empty"], "'glyphs' is drawn, not read from files: leave --data out"),
+        (["prepare", "glyphs", "--skip-bad"], "'glyphs' has no image files that could be unreadable"),
         (["check", "list.csv"], "names missing.png, which is not there: correct the paths"),
         (["check", "hollow"], "Class 'b' in hollow has no images: add some, or remove its folder."),
     ],

@@ -26,18 +26,18 @@ from ffcil.studies.executors.ray import RayExecutor
 from ffcil.studies.executors.slurm import SlurmExecutor
 from studies import launch, small_jobs, timeless_records, write_small_study
 
-DONE, DIED = Outcome(Ending.DONE), Outcome(Ending.DIED, "killed by SIGKILL")
+DONE, CRASHED = Outcome(Ending.DONE), Outcome(Ending.CRASHED, "killed by SIGKILL")
 
 
-class Heard:
-    """A watcher that keeps what it is told."""
+class Messages:
+    """Progress that keeps the messages it receives."""
 
-    def __init__(self, look: Callable[[Collection[Job]], None] = lambda running: None) -> None:
-        self.said: list[str] = []
-        self.look = look
+    def __init__(self, update: Callable[[Collection[Job]], None] = lambda running: None) -> None:
+        self.messages: list[str] = []
+        self.update = update
 
-    def say(self, text: str) -> None:
-        self.said.append(text)
+    def message(self, text: str) -> None:
+        self.messages.append(text)
 
 
 class Scripted:
@@ -82,29 +82,29 @@ def jobs(tmp_path: Path, colours: Path) -> list[Job]:
 
 def test_a_death_is_survived_once_and_bad_input_not_tried_again(jobs: list[Job]) -> None:
     labels = [job.label for job in jobs]
-    wrong = Outcome(Ending.WRONG, "no such data")
-    script = dict(zip(labels, [[DIED, DONE], [DIED, DIED], [wrong], [DONE]], strict=True))
-    executor, heard = Scripted(2, script), Heard()
-    failed = run_jobs(jobs, executor, heard, every=0)
+    wrong = Outcome(Ending.INVALID, "no such data")
+    script = dict(zip(labels, [[CRASHED, DONE], [CRASHED, CRASHED], [wrong], [DONE]], strict=True))
+    executor, progress = Scripted(2, script), Messages()
+    failed = run_jobs(jobs, executor, progress, interval=0)
     assert failed == {jobs[1]: "killed by SIGKILL", jobs[2]: "no such data"}
     assert sorted(executor.started) == sorted([labels[0], labels[0], labels[1], labels[1], labels[2], labels[3]])
     assert executor.most == 2
-    assert f"{labels[0]}: killed by SIGKILL; taken up again" in heard.said
-    assert f"{labels[1]}: failed: killed by SIGKILL" in heard.said
+    assert f"{labels[0]}: killed by SIGKILL; resumed" in progress.messages
+    assert f"{labels[1]}: failed: killed by SIGKILL" in progress.messages
 
 
 def test_the_deaths_of_one_job_are_not_counted_for_another(jobs: list[Job]) -> None:
     """Whatever they are called: here both have one label, and each dies once."""
     pair = [replace(job, label="FF.org") for job in jobs[:2]]
-    executor = Scripted(1, {"FF.org": [DIED, DIED, DONE, DONE]})
-    assert run_jobs(pair, executor, Heard(), every=0) == {}
+    executor = Scripted(1, {"FF.org": [CRASHED, CRASHED, DONE, DONE]})
+    assert run_jobs(pair, executor, Messages(), interval=0) == {}
 
 
 def test_a_job_in_other_hands_is_waited_for(jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ffcil.studies.executors.loop.BUSY_SECONDS", 0.05)
     mine, theirs = jobs[:2]
     executor = Scripted(None, {mine.label: [DONE], theirs.label: [Outcome(Ending.BUSY), DONE]})
-    assert run_jobs([mine, theirs], executor, Heard(), every=0.01) == {}
+    assert run_jobs([mine, theirs], executor, Messages(), interval=0.01) == {}
     assert executor.started == [mine.label, theirs.label, theirs.label]
 
 
@@ -112,7 +112,7 @@ def test_a_finished_job_is_not_started(jobs: list[Job]) -> None:
     jobs[0].folder.mkdir(parents=True)
     (jobs[0].folder / "done").touch()
     executor = Scripted(1, {jobs[1].label: [DONE]})
-    run_jobs(jobs[:2], executor, Heard(), every=0)
+    run_jobs(jobs[:2], executor, Messages(), interval=0)
     assert executor.started == [jobs[1].label]
 
 
@@ -125,7 +125,7 @@ def test_where_all_is_done_no_executor_is_entered(jobs: list[Job]) -> None:
         def __enter__(self) -> Scripted:
             raise AssertionError("entered")
 
-    assert run_jobs(jobs, Closed(1, {}), Heard()) == {}
+    assert run_jobs(jobs, Closed(1, {}), Messages()) == {}
 
 
 def test_an_interrupt_stops_all_before_it_waits(jobs: list[Job]) -> None:
@@ -134,7 +134,7 @@ def test_an_interrupt_stops_all_before_it_waits(jobs: list[Job]) -> None:
 
     executor = Scripted(2, {})
     with pytest.raises(KeyboardInterrupt):
-        run_jobs(jobs, executor, Heard(interrupt), every=0)
+        run_jobs(jobs, executor, Messages(interrupt), interval=0)
     first, second = (job.label for job in jobs[:2])
     assert executor.stopped == [first, second, f"{first} awaited", f"{second} awaited"]
 
@@ -179,12 +179,12 @@ def mortal_jobs(tmp_path: Path, colours: Path, methods: list[str]) -> list[Job]:
 def test_a_killed_child_is_taken_up_where_it_was(tmp_path: Path, colours: Path) -> None:
     """One of two is killed in the middle: the records are those of runs that nobody disturbed."""
     undisturbed = mortal_jobs(tmp_path / "undisturbed", colours, ["mortal", "icarl"])
-    assert run_jobs(undisturbed, LocalExecutor("cpu", 2), Heard()) == {}
+    assert run_jobs(undisturbed, LocalExecutor("cpu", 2), Messages()) == {}
 
-    jobs, heard = mortal_jobs(tmp_path / "again", colours, ["mortal", "icarl"]), Heard()
+    jobs, progress = mortal_jobs(tmp_path / "again", colours, ["mortal", "icarl"]), Messages()
     (tmp_path / "again" / "doom").touch()
-    assert run_jobs(jobs, LocalExecutor("cpu", 2), heard) == {}
-    assert [text.split("; ")[0] for text in heard.said] == [f"{jobs[0].label}: killed by SIGKILL"]
+    assert run_jobs(jobs, LocalExecutor("cpu", 2), progress) == {}
+    assert [text.split("; ")[0] for text in progress.messages] == [f"{jobs[0].label}: killed by SIGKILL"]
     assert "taken up after step 1" in (jobs[0].folder / LOG).read_text()
     assert timeless_records(tmp_path / "again" / "out") == timeless_records(tmp_path / "undisturbed" / "out")
 
@@ -201,7 +201,7 @@ def test_what_a_child_says_and_does_stays_in_its_log(tmp_path: Path, colours: Pa
     (job,) = small_jobs(tmp_path, colours, groups=one_setting("noisy"))
     METHODS.pop("noisy")  # other tests list what there is
     job = Job(job.label, job.config, job.folder, data=job.data, device="cpu", imports=(str(method),))
-    failed = run_jobs([job], LocalExecutor("cpu", 1), Heard())
+    failed = run_jobs([job], LocalExecutor("cpu", 1), Messages())
     assert failed == {job: "ZeroDivisionError: oh"}
     log = (job.folder / LOG).read_text()
     assert log.count("Traceback") == 2  # tried twice
@@ -261,10 +261,10 @@ def test_a_stopped_study_leaves_no_process(tmp_path: Path, colours: Path) -> Non
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert output.splitlines()[-1] == "ffcil: stopped; the same command continues from here."
+    assert output.splitlines()[-1] == "ffcil: interrupted; the same command resumes it."
     for folder in runs.iterdir():
         assert not is_busy(folder)
-        assert (folder / LOG).read_text().endswith("ffcil: stopped\n")
+        assert (folder / LOG).read_text().endswith("ffcil: interrupted\n")
         assert not (folder / "progress.json").exists()
 
 
@@ -275,14 +275,14 @@ def test_slurm_through_submitit(tmp_path: Path, colours: Path) -> None:
     """submitit's local executor: a job that is killed is sent again and goes on, and ends with the same records."""
     pytest.importorskip("submitit")
     (first,) = mortal_jobs(tmp_path / "undisturbed", colours, ["mortal"])
-    assert run_jobs([first], LocalExecutor("cpu", 1), Heard()) == {}
+    assert run_jobs([first], LocalExecutor("cpu", 1), Messages()) == {}
 
-    (job,), heard = mortal_jobs(tmp_path / "again", colours, ["mortal"]), Heard()
+    (job,), progress = mortal_jobs(tmp_path / "again", colours, ["mortal"]), Messages()
     (tmp_path / "again" / "doom").touch()
-    assert run_jobs([job], SlurmExecutor("cpu", 1, {"timeout_min": 5}, cluster="local"), heard) == {}
-    (said,) = heard.said
-    assert said.startswith(f"{job.label}: ")
-    assert said.endswith("; taken up again")
+    assert run_jobs([job], SlurmExecutor("cpu", 1, {"timeout_min": 5}, cluster="local"), progress) == {}
+    (message,) = progress.messages
+    assert message.startswith(f"{job.label}: ")
+    assert message.endswith("; resumed")
     assert "taken up after step 1" in (job.folder / LOG).read_text()
     assert timeless_records(tmp_path / "again" / "out") == timeless_records(tmp_path / "undisturbed" / "out")
 
@@ -300,13 +300,13 @@ def test_a_share_of_a_gpu_needs_gpus() -> None:
     def share(device: str | None, per_gpu: int | None, **resources: float) -> float:
         executor = RayExecutor(device, None, per_gpu, None)
         executor.ray = SimpleNamespace(cluster_resources=lambda: resources)
-        return executor._share()
+        return executor._gpu_share()
 
     assert share(None, None, CPU=2) == share("cpu", None, GPU=1) == 0
     assert share(None, None, GPU=1) == 1
     assert share("cuda", 4, GPU=1) == 0.25
     for device, resources in ((None, {"CPU": 2.0}), ("cpu", {"GPU": 1.0})):
-        with pytest.raises(InputError, match="--per-gpu has no meaning on CPUs"):
+        with pytest.raises(InputError, match="--per-gpu does not apply to CPUs"):
             share(device, 4, **resources)
 
 

@@ -130,10 +130,10 @@ def test_how_many_at_a_time(fake_mps: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert LocalExecutor(runs=5).slots == 5
     assert not LocalExecutor(runs=2).share
     assert LocalExecutor("cpu", 3, runs=0).slots == 1
-    with pytest.raises(InputError, match="--per-gpu has no meaning on a CPU: say with --jobs"):
+    with pytest.raises(InputError, match="--per-gpu does not apply to a CPU: set"):
         LocalExecutor("cpu", per_gpu=4)
     assert LocalExecutor("cpu").slots == len(os.sched_getaffinity(0))
-    with pytest.raises(InputError, match="Device 'cuda:2' is not there: choose one of cpu, cuda:0, cuda:1"):
+    with pytest.raises(InputError, match="Device 'cuda:2' does not exist here: choose one of cpu, cuda:0, cuda:1"):
         LocalExecutor("cuda:2")
     monkeypatch.setenv("PATH", "/nowhere")
     assert not mps_available()

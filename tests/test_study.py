@@ -17,9 +17,10 @@ from ffcil.commands.options import stoppable
 from ffcil.config.resolve import load_recipe
 from ffcil.errors import InputError
 from ffcil.runs.run import build_arrivals
-from ffcil.studies.execution import carry_out
+from ffcil.studies.execution import execute_jobs
 from ffcil.studies.executors.job import Job
 from ffcil.studies.executors.local import LocalExecutor
+from ffcil.studies.plan import Plan
 from ffcil.studies.study import jobs_of, load_study, missing_data, narrow, study_names, write_study
 
 PAPER = ["table-main", "table-ablation", "figure-alpha", "figure-order", "figure-overhead"]
@@ -114,7 +115,7 @@ def test_methods_select_or_join_their_kind() -> None:
     assert {job.config.method for job in jobs("demo", methods=["simplecil"])} == {"simplecil"}  # no group of its kind
     with pytest.raises(InputError, match="did you mean 'icarl'"):
         jobs("table-main", methods=["icral"])
-    with pytest.raises(InputError, match="Nothing is left"):
+    with pytest.raises(InputError, match="No runs are left"):
         jobs("table-main", datasets=["cars"], methods=["icarl"])
 
 
@@ -123,7 +124,7 @@ def test_fields_go_below_the_settings() -> None:
         jobs("table-main", datasets=["glyphs"], methods=["icarl"], seeds=[0], assignments=["arrivals.alpha=0.5"])
     )
     assert made["FF.org"].config.arrivals.alpha == 0.5  # type: ignore[union-attr]
-    assert made["Equ.T"].config.arrivals.kind == "equal"  # where alpha has no meaning
+    assert made["Equ.T"].config.arrivals.kind == "equal"  # which has no alpha
     for assignment in ("robust=true", "train_seed=1", "arrivals.sizes=[1,2]", "method=der"):
         with pytest.raises(InputError, match=r"sets .* itself"):
             jobs("table-main", assignments=[assignment])
@@ -187,9 +188,9 @@ def test_missing_data_are_told_by_recipe(tmp_path: Path) -> None:
     made = jobs("table-main", datasets=["glyphs", "imagenet-a"], seeds=[0], methods=["mos"], data=[f"{tmp_path}"])
     (problem,) = missing_data(made)
     assert problem.startswith("imagenet-a: Data set 'imagenet-a' is not in")
-    study = load_study("table-main")
+    plan = Plan(load_study("table-main"), made[-1:], tmp_path / "out")
     with pytest.raises(InputError, match="imagenet-a: Data set 'imagenet-a' is not in"):
-        carry_out(study, made[-1:], tmp_path / "out", LocalExecutor("cpu", 1), Console(quiet=True))
+        execute_jobs(plan, LocalExecutor("cpu", 1), Console(quiet=True))
     assert not (tmp_path / "out").exists()
 
 
@@ -253,7 +254,7 @@ def test_a_study_with_a_mistake(tmp_path: Path, content: dict[str, Any], message
 def test_names_of_studies() -> None:
     with pytest.raises(InputError, match="did you mean 'table-main'"):
         load_study("table-mian")
-    with pytest.raises(InputError, match="'glyphs' is the recipe of a run: `ffcil run glyphs`"):
+    with pytest.raises(InputError, match="'glyphs' is a recipe: use `ffcil run glyphs`"):
         load_study("glyphs")
     with pytest.raises(InputError, match=r"There is no study file 'absent\.yaml'"):
         load_study("absent.yaml")
@@ -265,12 +266,12 @@ def test_names_of_studies() -> None:
         (["--executor", "cloud"], "Unknown executor"),
         (["--jobs", "many"], "Cannot read --jobs 'many'"),
         (["--jobs", "²"], "Cannot read --jobs '²'"),
-        (["--per-gpu", "4"], "--per-gpu has no meaning on a CPU"),
+        (["--per-gpu", "4"], "--per-gpu does not apply to a CPU"),
         (["--seeds", "a"], "Cannot read --seeds 'a'"),
         (["--seeds", "0"], "Cannot read --seeds '0'"),
         (["--log", "tensorbord"], "Unknown log 'tensorbord': did you mean 'tensorboard'?"),
-        (["--address", "auto"], "--address is a Ray cluster's"),
-        (["--slurm", "timeout_min=3"], "--slurm has no meaning here"),
+        (["--address", "auto"], "--address is an option of Ray: add --executor ray"),
+        (["--slurm", "timeout_min=3"], "--slurm is an option of SLURM: add --executor slurm"),
         (["--executor", "slurm", "--slurm", "timeout"], "Cannot read --slurm 'timeout'"),
     ],
 )
