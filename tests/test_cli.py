@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from conftest import write_colours
+from ffcil.__main__ import main as start
 from ffcil.cli import main
+from ffcil.commands.packages import Package
 from ffcil.methods import METHODS
 
 QUICK = ["--set", "train.epochs_scale=0.1", "--set", "image_size=16", "--set", "dataset=folder", "--device", "cpu"]
@@ -180,6 +184,83 @@ def test_doctor(ffcil: Command, tmp_path: Path) -> None:
     assert found["data_found"]["cifar100"] is False
     assert any("cifar100" in advice for advice in found["advice"])
     assert "advice" in ffcil("doctor").stdout
+    required = {re.split(r"[<>=!~ ;]", line)[0] for line in metadata.requires("ffcil") or [] if "extra ==" not in line}
+    assert set(found["versions"]) == required
+    assert "ray (ffcil[ray])" in found["optional"]
+
+
+def doctor_without(modules: list[str], versions: dict[str, str | None], *arguments: str) -> Done:
+    """`ffcil doctor` in a process that cannot import `modules` and finds other `versions` (None: not installed)."""
+    program = (
+        "import sys\n"
+        "from importlib import metadata\n"
+        f"modules, versions, find_version = {modules!r}, {versions!r}, metadata.version\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in modules:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "def version(name):\n"
+        "    if versions.get(name, '') is None:\n"
+        "        raise metadata.PackageNotFoundError(name)\n"
+        "    return versions.get(name) or find_version(name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        "metadata.version = version\n"
+        f"sys.argv = {['ffcil', 'doctor', *arguments]!r}\n"
+        "from ffcil.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+# torch is always absent here: without it, the packages that take seconds to import fail at once.
+@pytest.mark.parametrize(
+    "absent",
+    [
+        {"torch": "torch"},
+        {"torch": "torch", "yaml": "pyyaml", "PIL": "pillow"},
+        {"torch": "torch", "pydantic": "pydantic"},
+        {"torch": "torch", "typer": "typer"},
+        {"torch": "torch", "rich": "rich"},
+    ],
+    ids=lambda absent: " ".join(absent.values()),
+)
+def test_doctor_names_packages_that_are_not_installed(absent: dict[str, str]) -> None:
+    done = doctor_without(list(absent), dict.fromkeys(absent.values()))
+    printed = done.stdout + done.stderr
+    assert (done.returncode, "Traceback" in printed) == (1, False)
+    for package in absent.values():
+        assert f"{package} is not installed: pip install '{package}" in printed
+
+
+def test_doctor_names_packages_that_are_too_old_or_broken() -> None:
+    done = doctor_without(["torch", "PIL"], {"torch": None, "numpy": "1.26.4"}, "--json")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["versions"]["numpy"], found["versions"]["torch"]) == (1, "1.26.4", None)
+    by_package = {advice.split()[0]: advice for advice in found["advice"]}
+    assert "1.26.4 is installed, but ffcil needs" in by_package["numpy"]
+    assert "cannot be imported (ModuleNotFoundError: No module named 'PIL')" in by_package["pillow"]
+    assert set(by_package) == {"torch", "numpy", "pillow"}  # timm, which only lacks torch, is not named
+
+
+@pytest.mark.parametrize("module", ["packaging", "pygments", "markdown_it"])
+def test_doctor_works_without_indirect_dependencies(module: str) -> None:
+    done = doctor_without(["torch", module], {"torch": None})
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    named = "packaging" if module == "packaging" else "torch"
+    assert f"{named} is not installed: pip install" in done.stdout
+
+
+def test_a_command_names_the_package_that_it_lacks(ffcil: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import that fails for another reason than a missing package is still a traceback."""
+    missing = [Package("timm", problem="is not installed", remedy="pip install timm")]
+    monkeypatch.setattr("ffcil.cli.app", lambda: import_module("timm.absent"))
+    monkeypatch.setattr("ffcil.commands.packages.missing_packages", lambda: missing)
+    with pytest.raises(SystemExit, match="ffcil: timm is not installed: pip install timm"):
+        start()
+    monkeypatch.setattr("ffcil.commands.packages.missing_packages", list)
+    with pytest.raises(ModuleNotFoundError):
+        start()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Entry point of `ffcil` and `python -m ffcil`. It names missing packages without which no command can start."""
+"""Entry point of `ffcil` and `python -m ffcil`: a missing package is named, with the command that installs it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from __future__ import annotations
 def main() -> None:
     try:
         from ffcil.cli import main as start
+
+        start()
     except ImportError:
         from ffcil.commands.packages import missing_packages
 
         if not (missing := missing_packages()):
             raise
         raise SystemExit("\n".join(f"ffcil: {package.advice}" for package in missing)) from None
-    start()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,10 @@ class Package:
     """Why the package cannot be used; None if it can be."""
     remedy: str = ""
     """Command that installs the package."""
+    module: str = ""
+    """Name by which the package is imported."""
+    missing_module: str | None = None
+    """Module that was not found when the package was imported."""
 
     @property
     def advice(self) -> str:
@@ -50,10 +54,15 @@ def check_packages() -> list[Package]:
     for requirement in map(Requirement, about.get_all("Requires-Dist", [])):
         marker = requirement.marker
         if marker is None or marker.evaluate({"extra": ""}):
-            packages.append(_check_required(requirement, modules))
+            packages.append(_imported(_installed(requirement), modules))
         elif extra := next((extra for extra in extras if marker.evaluate({"extra": extra})), None):
-            packages.append(_check_version(requirement, f"ffcil[{extra}]", extra))
-    return packages
+            packages.append(_installed(requirement, extra))
+    # A package that fails only because another one does is not a problem of its own.
+    unusable = {package.module for package in packages if package.problem}
+    return [
+        replace(package, problem=None) if package.missing_module in unusable - {package.module} else package
+        for package in packages
+    ]
 
 
 def missing_packages() -> list[Package]:
@@ -61,33 +70,33 @@ def missing_packages() -> list[Package]:
     return [package for package in check_packages() if package.problem and package.extra is None]
 
 
-def _check_version(requirement: Requirement, install: str, extra: str | None = None) -> Package:
-    remedy = f"pip install '{install}'"
+def _installed(requirement: Requirement, extra: str | None = None) -> Package:
+    """Compare the installed version of a package with the required one."""
+    name, needed = requirement.name, requirement.specifier
+    remedy = f"pip install '{f'ffcil[{extra}]' if extra else f'{name}{needed}'}'"
     try:
-        version = metadata.version(requirement.name)
+        version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return Package(requirement.name, None, extra, "is not installed", remedy)
-    fits = requirement.specifier.contains(version, prereleases=True)
-    problem = None if fits else f"{version} is installed, but ffcil needs {requirement.specifier}"
-    return Package(requirement.name, version, extra, problem, remedy)
+        return Package(name, None, extra, "is not installed", remedy, module=name)
+    fits = needed.contains(version, prereleases=True)
+    return Package(name, version, extra, None if fits else f"{version} is installed, but ffcil needs {needed}", remedy)
 
 
-def _check_required(requirement: Requirement, modules: Mapping[str, list[str]]) -> Package:
-    package = _check_version(requirement, f"{requirement.name}{requirement.specifier}")
-    if package.problem:
-        return package
-    try:
-        importlib.import_module(_module_name(requirement.name, modules))
-    except Exception as error:  # A broken installation can raise anything.
-        problem = f"{package.version} cannot be imported ({type(error).__name__}: {error})"
-        return Package(package.name, package.version, None, problem, f"pip install --force-reinstall {package.name}")
-    return package
-
-
-def _module_name(name: str, modules: Mapping[str, list[str]]) -> str:
-    """The module of a package: the one of the same name if there is one, else its first public one."""
+def _imported(package: Package, modules: Mapping[str, list[str]]) -> Package:
+    """Import a package that is installed."""
     from packaging.utils import canonicalize_name
 
-    name = canonicalize_name(name)
+    if package.problem:
+        return package
+    name = canonicalize_name(package.name)
     own = [module for module, names in modules.items() if name in map(canonicalize_name, names)]
-    return min(own, key=lambda module: (canonicalize_name(module) != name, module.startswith("_")), default=name)
+    # A package may have several modules: the one of its own name comes first, then public ones.
+    module = min(own, key=lambda module: (canonicalize_name(module) != name, module.startswith("_")), default=name)
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # A broken installation can raise anything.
+        missing = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else None
+        problem = f"{package.version} cannot be imported ({type(error).__name__}: {error})"
+        remedy = f"pip install --force-reinstall {package.name}"
+        return replace(package, problem=problem, remedy=remedy, module=module, missing_module=missing)
+    return package
