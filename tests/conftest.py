@@ -21,6 +21,7 @@ from ffcil.data.image_set import ImageSet
 from ffcil.methods.learner import Learner, build_learner
 from ffcil.stream import Stream
 from ffcil.training.fit import Engine
+from skips import pytest_terminal_summary as pytest_terminal_summary
 
 settings.register_profile("ci", derandomize=True)  # CI tells of a change, not of luck; run by hand, tests explore
 if os.environ.get("CI"):

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from importlib import import_module, metadata
 from pathlib import Path
@@ -51,16 +50,13 @@ def ffcil(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t
     return call
 
 
-def test_help_is_quick_and_does_not_import_torch() -> None:
+def test_help_does_not_import_torch() -> None:
     program = (
         "import sys, ffcil.cli\ntry: ffcil.cli.app(['--help'])\nexcept SystemExit: pass\nprint('torch' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)  # byte-compiled, files in memory
-    start = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
     assert "arrivals" in done.stdout
-    assert time.perf_counter() - start < 2  # under one second on a machine that does nothing else
 
 
 def test_arrivals(ffcil: Command) -> None:

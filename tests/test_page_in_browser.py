@@ -13,9 +13,9 @@ import pytest
 from ffcil.report import load_runs, write_page
 from invented_runs import random_hits, write_run
 
-playwright = pytest.importorskip("playwright.sync_api", reason="the page is tried in a browser through playwright")
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH to open the page in")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed; apt-get install chromium")
 
 
 @pytest.fixture(scope="module")
