@@ -33,7 +33,7 @@ def test_skipped_tests_are_explained_at_the_end(tmp_path: Path, processes: str) 
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTEST_ADDOPTS": ""}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stdout
-    *_, package, browser, slow, gpu, total = done.stdout.splitlines()
+    *_, package, browser, slow, gpu, total = filter(None, done.stdout.splitlines())
     assert package == "1 test skipped: no_such_package is not installed; pip install no_such_package"
     assert browser == "2 tests skipped: no Chromium; apt-get install chromium"
     assert slow == "tests marked slow were not run (they take minutes): pytest -m slow"
