@@ -30,7 +30,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, colours: Path) -> Plan:
     folder = tmp_path_factory.mktemp("study")
     groups = [{"recipes": ["glyphs"], "methods": ["icarl"], "settings": SETTINGS}]
     study = load_study(str(write_small_study(folder / "small.yaml", colours, groups=groups, seeds=[0, 1])))
-    plan = Plan(study, jobs_of(study, folder / "out", device="cpu"), folder / "out")
+    plan = Plan.make(study, folder / "out", "cpu")
     assert execute_jobs(plan, LocalExecutor("cpu", 2), Console(quiet=True)) == {}
     return plan
 
@@ -78,7 +78,7 @@ def test_the_list_tells_time_from_earlier_records(
     assert "6 runs in" in listed
     assert "0 queued" in listed
     more = narrow(study, seeds=[0, 9], methods=["icarl", "replay"])
-    print_plan(Plan(more, jobs_of(more, out, device="cpu"), out), LocalExecutor("cpu", 2))
+    print_plan(Plan.make(more, out, "cpu"), LocalExecutor("cpu", 2))
     listed = capsys.readouterr().out
     assert "9 queued, 2 at a time" in listed
     assert "one after another" in listed
@@ -190,10 +190,10 @@ def test_a_damaged_run_is_named_and_the_table_of_the_others_shown(
     finished: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(finished.out, tmp_path / "out")
-    made = jobs_of(finished.study, tmp_path / "out", device="cpu")
-    counts = made[0].folder / "counts" / "step-002.npz"
+    plan = Plan.make(finished.study, tmp_path / "out", "cpu")
+    counts = plan.jobs[0].folder / "counts" / "step-002.npz"
     counts.write_bytes(counts.read_bytes()[:100])
-    assert not run_study(Plan(finished.study, made, tmp_path / "out"), LocalExecutor("cpu", 2))
+    assert not run_study(plan, LocalExecutor("cpu", 2))
     printed = capsys.readouterr().out
     assert "FF.ours" in printed
     assert "6 of 6 runs done" in printed

@@ -18,20 +18,15 @@ def arrivals(
     classes: Annotated[int | None, typer.Option(help="Number of classes (default: 100).")] = None,
     steps: Annotated[int | None, typer.Option(help="Number of steps (default: 10).")] = None,
     kind: Annotated[
-        str | None,
-        typer.Option(help=f"Kind of schedule: {', '.join(KINDS)} (default: the kind that the other options imply)."),
+        str | None, typer.Option(help=f"{', '.join(KINDS)} (default: the kind that the other options imply).")
     ] = None,
     smallest: Annotated[int, typer.Option(help="Fewest classes per step (free-flow).")] = 1,
     largest: Annotated[int, typer.Option(help="Most classes per step (free-flow).")] = 15,
     alpha: Annotated[
-        float,
-        typer.Option(help="Intensity (free-flow): near 0, equal steps; for large values, only the two bounds."),
+        float, typer.Option(help="Intensity (free-flow): near 0, equal steps; for large values, only the two bounds.")
     ] = 1.0,
     order: Annotated[
-        str | None,
-        typer.Option(
-            help="Order of the sizes: jumbled, ascending, descending or given (default: jumbled; given with --sizes)."
-        ),
+        str | None, typer.Option(help="jumbled, ascending, descending or given (default: jumbled; given with --sizes).")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sizes and their order.")] = 0,
     sizes: Annotated[str | None, typer.Option(help="Classes of each step, for example 1,4,2.")] = None,

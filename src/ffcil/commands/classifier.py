@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the classifier.")]
 Changes = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Set a field of the classifier for this call, for example weights or evaluate_batch.",
-    ),
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a field for this call, for example evaluate_batch=64."),
 ]
 WORST = 5
 """Number of classes with the lowest accuracy that `ffcil test` names."""
@@ -43,8 +39,7 @@ def learn(
         ),
     ],
     recipe: Annotated[
-        str | None,
-        typer.Option(help="Recipe of a new classifier: a name or a YAML file (default: own-images)."),
+        str | None, typer.Option(help="Recipe of a new classifier: a name or a YAML file (default: own-images).")
     ] = None,
     assignments: Annotated[
         list[str] | None,
@@ -74,17 +69,16 @@ def learn(
     progress = Shown(Console(stderr=True))
     with stoppable(), progress.bars:
         classifier, notes = teach(model, images, config, changes, device, progress)
-    learned = [(place, note) for place, note in zip(images, notes, strict=True) if note is not None]
-    steps = classifier.steps[len(classifier.steps) - len(learned) :]
+    steps = iter(classifier.steps[len(classifier.steps) - sum(note is not None for note in notes) :])
     if as_json:
-        print_json([{"classes": list(step.names), **note} for step, (_, note) in zip(steps, learned, strict=True)])
+        print_json([{"classes": list(next(steps).names), **note} for note in notes if note is not None])
         return
     for place, note in zip(images, notes, strict=True):
         if note is None:
             print(f"{place} was learned before")
-    for step, (place, note) in zip(steps, learned, strict=True):
-        seconds = sum(note["seconds"].values())
-        print(f"{place}: learned {', '.join(step.names)} from {note['new_images']:,} images in {seconds:.1f} s")
+        else:
+            names, seconds = ", ".join(next(steps).names), sum(note["seconds"].values())
+            print(f"{place}: learned {names} from {note['new_images']:,} images in {seconds:.1f} s")
     print(f"{model} knows {len(classifier.class_names)} class(es) from {len(classifier.steps)} step(s)")
 
 

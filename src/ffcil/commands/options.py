@@ -23,11 +23,11 @@ Imports = Annotated[
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda (default: cuda if available).")]
 Logs = Annotated[
     list[str] | None,
-    typer.Option("--log", metavar="NAME", help="Also log to tensorboard (in the run's folder) or wandb."),
+    typer.Option("--log", metavar="NAME", help="Also log to tensorboard or wandb."),
 ]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set a field of every run; `ffcil fields` lists all fields."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a field, for example method=icarl; see `ffcil fields`."),
 ]
 
 

@@ -9,28 +9,26 @@ from typing import Annotated, Any
 
 import typer
 
-from ffcil.commands.options import AsJson, Data, Device, Imports, Logs, import_methods, listed, print_json, stoppable
+from ffcil.commands.options import (
+    AsJson,
+    Assignments,
+    Data,
+    Device,
+    Imports,
+    Logs,
+    import_methods,
+    listed,
+    print_json,
+    stoppable,
+)
 
 
 def run(
     recipe: Annotated[
-        str,
-        typer.Argument(
-            help="Name of a recipe (glyphs, cifar100), a YAML file, or a configuration file of PyCIL or PILOT."
-        ),
+        str, typer.Argument(help="Name of a recipe (glyphs, cifar100), or a file: YAML, or one of PyCIL or PILOT.")
     ],
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Set a field, for example method=icarl or arrivals.sizes=[1,4,2]; `ffcil fields` lists all fields.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Folder of the run (default: runs/NAME, named by its configuration)."),
-    ] = None,
+    assignments: Assignments = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder of the run (default: runs/NAME-HASH).")] = None,
     data: Data = None,
     device: Device = None,
     threads: Annotated[int | None, typer.Option(help="Number of CPU threads (default: all cores).", min=1)] = None,

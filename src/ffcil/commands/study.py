@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ffcil.commands.options import Assignments, Device, Imports, Logs, listed, stoppable
+from ffcil.commands.options import Assignments, Device, Imports, Logs, import_methods, listed, stoppable
 from ffcil.errors import InputError
 
 
 def study(
     recipe: Annotated[
         str,
-        typer.Argument(
-            help="Name of a study (table-main, table-ablation, figure-alpha, figure-order, figure-overhead), or a YAML "
-            "file."
-        ),
+        typer.Argument(help="A YAML file, table-main, table-ablation, figure-alpha, figure-order or figure-overhead."),
     ],
     dataset: Annotated[
         list[str] | None,
@@ -30,9 +28,7 @@ def study(
         list[str] | None,
         typer.Option(help="Run only these methods, for example icarl,der; a method that the study lacks is added."),
     ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(help="Seeds: 5 (0 to 4), 2-4, or 0,3 (default: the seeds of the study).")
-    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="5 (0 to 4), 2-4, or 0,3 (default: the study's seeds).")] = None,
     assignments: Assignments = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder of the study (default: studies/NAME).")] = None,
     data: Annotated[
@@ -40,9 +36,7 @@ def study(
         typer.Option("--data", metavar="[RECIPE=]PATH", help="Files of the data set of one recipe, or of all."),
     ] = None,
     device: Device = None,
-    executor: Annotated[
-        str, typer.Option(help="Where to run: local (processes on this machine), ray or slurm.")
-    ] = "local",
+    executor: Annotated[str, typer.Option(help="local (processes on this machine), ray or slurm.")] = "local",
     jobs: Annotated[str, typer.Option(help="Number of runs at a time, or auto.")] = "auto",
     per_gpu: Annotated[
         int | None,
@@ -53,40 +47,38 @@ def study(
     ] = None,
     slurm: Annotated[
         list[str] | None,
-        typer.Option(
-            "--slurm",
-            metavar="KEY=VALUE",
-            help="Parameters of submitit, for example slurm_partition=gpu or timeout_min=600.",
-        ),
+        typer.Option("--slurm", metavar="KEY=VALUE", help="Parameter of submitit, for example slurm_partition=gpu."),
     ] = None,
     logs: Logs = None,
     imports: Imports = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the runs and the time that they may take, and stop.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs, estimate their time, and stop.")] = False,
 ) -> None:
     """Run a grid of methods, settings and seeds. The same command resumes an interrupted study."""
     at_a_time, seed_list, slurm_parameters = _parse_jobs(jobs), _parse_seeds(seeds), _parse_pairs(slurm)
+    from ffcil.runs.loggers import check_logs
     from ffcil.studies.execution import run_study
     from ffcil.studies.executors.choice import make_executor
-    from ffcil.studies.plan import plan_study, print_plan
+    from ffcil.studies.plan import Plan, default_out, print_plan
+    from ffcil.studies.study import load_study, narrow
 
-    plan = plan_study(
-        recipe,
-        out,
+    check_logs(listed(logs))
+    grid = load_study(recipe)
+    # Absolute paths without duplicates: a continued study may already list a file that is given again.
+    files = list(dict.fromkeys((*grid.imports, *map(os.path.abspath, imports or []))))
+    import_methods(files)
+    grid = narrow(
+        grid,
         datasets=listed(dataset),
         methods=listed(methods),
         seeds=seed_list,
         assignments=assignments or [],
         data=data or [],
-        imports=imports or [],
-        device=device,
-        logs=listed(logs),
+        imports=files,
     )
-    if plan.study.alone and at_a_time not in (None, 1):
+    if grid.alone and at_a_time not in (None, 1):
         raise InputError("This study measures time, so its runs are executed one after another: leave --jobs out.")
-    slots = 1 if plan.study.alone else at_a_time
-    queued = len(plan.queued)
+    plan = Plan.make(grid, out or default_out(recipe, listed(dataset)), device, listed(logs))
+    slots, queued = 1 if grid.alone else at_a_time, len(plan.queued)
     chosen = make_executor(executor, device, slots, per_gpu, address=address, slurm=slurm_parameters, runs=queued)
     if dry_run:
         print_plan(plan, chosen)
@@ -101,12 +93,8 @@ def demo(
     method: Annotated[str, typer.Option(help="Name of a method; `ffcil methods` lists them.")] = "icarl",
     seeds: Annotated[int, typer.Option(help="Number of seeds per setting.", min=1)] = 2,
     out: Annotated[Path, typer.Option("--out", help="Folder of the runs and of report.html.")] = Path("demo"),
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a field of the recipe glyphs.")
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(help="Number of runs at a time (default: one per core, with one thread each).", min=1)
-    ] = None,
+    assignments: Assignments = None,
+    jobs: Annotated[int | None, typer.Option(help="Number of runs at a time (default: one per core).", min=1)] = None,
 ) -> None:
     """Run the settings Equ.T, FF.org and FF.ours on the embedded data set; print a table and write a page."""
     from ffcil.studies.demo import run_demo

@@ -16,7 +16,7 @@ from ffcil.report.render.page import write_page
 from ffcil.studies.execution import execute_jobs
 from ffcil.studies.executors.local import LocalExecutor
 from ffcil.studies.plan import Plan
-from ffcil.studies.study import jobs_of, load_study, narrow
+from ffcil.studies.study import load_study, narrow
 
 
 def run_demo(method: str, seeds: int, out: Path, assignments: Sequence[str], jobs: int | None = None) -> None:
@@ -25,7 +25,7 @@ def run_demo(method: str, seeds: int, out: Path, assignments: Sequence[str], job
     study = narrow(load_study("demo"), methods=[method], seeds=range(seeds), assignments=assignments, called="demo")
     if "dataset" in study.set:
         raise InputError("The demo sets dataset itself: use `ffcil run` or `ffcil study`.")
-    plan = Plan(study, jobs_of(study, out, device="cpu"), out)
+    plan = Plan.make(study, out, "cpu")
     console.out(
         f"{method} on glyphs: {' and '.join(study.groups[0].settings)}, {seeds} seed(s) each, in {out}/\n"
         "Equ.T: equal steps; FF.org: free-flow steps, the original method; FF.ours: the same with the framework.",

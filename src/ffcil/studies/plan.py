@@ -1,8 +1,7 @@
-"""`Plan`: a study with its jobs and its folder, as the command line asks for it, and the listing of a dry run."""
+"""`Plan`: a study with its jobs and its folder, and the listing of a dry run."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +11,11 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from ffcil.methods import load_methods
-from ffcil.runs.loggers import check_logs
 from ffcil.runs.state import read_state
 from ffcil.studies.estimate import Earlier, in_words
 from ffcil.studies.executors.job import Job
 from ffcil.studies.executors.loop import Executor
-from ffcil.studies.study import Study, jobs_of, load_study, missing_data, narrow
+from ffcil.studies.study import Study, jobs_of, missing_data
 
 
 @dataclass(frozen=True)
@@ -28,6 +25,11 @@ class Plan:
     study: Study
     jobs: Sequence[Job]
     out: Path
+
+    @classmethod
+    def make(cls, study: Study, out: Path, device: str | None = None, logs: Sequence[str] = ()) -> Plan:
+        """Resolve the jobs of a study. Nothing is written."""
+        return cls(study, jobs_of(study, out, device=device, logs=logs), out)
 
     @property
     def queued(self) -> list[Job]:
@@ -39,33 +41,6 @@ class Plan:
         queued = len(self.queued)
         parallel = f", {min(executor.slots, queued)} at a time" if executor.slots and queued else ""
         return f"{len(self.jobs)} runs in {self.out}/runs, {queued} queued{parallel}"
-
-
-def plan_study(
-    recipe: str,
-    out: Path | None = None,
-    *,
-    datasets: Sequence[str] = (),
-    methods: Sequence[str] = (),
-    seeds: Sequence[int] = (),
-    assignments: Sequence[str] = (),
-    data: Sequence[str] = (),
-    imports: Sequence[str] = (),
-    device: str | None = None,
-    logs: Sequence[str] = (),
-) -> Plan:
-    """Load a study, apply the options of the command line, and resolve its jobs. Nothing is written."""
-    check_logs(logs)
-    study = load_study(recipe)
-    # Absolute paths without duplicates: a continued study may already list a file that is given again.
-    files = list(dict.fromkeys((*study.imports, *map(os.path.abspath, imports))))
-    for file in files:
-        load_methods(file)
-    study = narrow(
-        study, datasets=datasets, methods=methods, seeds=seeds, assignments=assignments, data=data, imports=files
-    )
-    out = out or default_out(recipe, datasets)
-    return Plan(study, jobs_of(study, out, device=device, logs=logs), out)
 
 
 def default_out(recipe: str, datasets: Sequence[str]) -> Path:

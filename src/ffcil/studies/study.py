@@ -50,8 +50,8 @@ class Group(Settings):
 class Study(Settings):
     """A grid of runs.
 
-    A seed s sets class_seed = arrival_seed = train_seed = s. So the settings of a seed share the class permutation, the
-    spectrum and its order, and differ only in the fields that they set.
+    A seed s sets class_seed = arrival_seed = train_seed = s, so the settings of a seed share the class permutation, the
+    spectrum and its order.
     """
 
     title: str
@@ -123,16 +123,9 @@ def narrow(
 ) -> Study:
     """Apply the options of the command line to a study.
 
-    Args:
-        study: The study.
-        datasets: Names of recipes. Groups keep only these. A recipe that no group has replaces those of every group.
-        methods: Names of methods. Groups keep only these. A method that no group has joins the groups of its kind
-            (with or without a pre-trained backbone), or every group if none is of its kind.
-        seeds: Seeds that replace the study's.
-        assignments: `KEY=VALUE` for every run. Fields that the study itself sets are an error.
-        data: `PATH` or `RECIPE=PATH` of data sets.
-        imports: Python files that register methods.
-        called: Name of the study in error messages.
+    `datasets` names recipes: groups keep only these, and a recipe that no group has replaces those of every group.
+    Groups keep only the `methods`; a method that no group has joins the groups of its kind (with or without a
+    pre-trained backbone), or every group if none is of its kind. `called` is the study's name in error messages.
     """
     groups = _narrow_datasets(study, _narrow_methods(study, methods), [_recipe(name) for name in datasets])
     changed: dict[str, Any] = {"groups": groups}
