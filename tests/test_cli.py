@@ -33,7 +33,7 @@ Command = Callable[..., Done]
 
 @pytest.fixture
 def ffcil(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
-    """`ffcil(*arguments)` as typed in an empty folder."""
+    """`ffcil(*arguments)` as a user types it in an empty folder."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
 
@@ -117,7 +117,7 @@ def test_run_and_run_again(ffcil: Command, tmp_path: Path, colours: Path) -> Non
     again = ffcil(*arguments)
     assert again.returncode == 0
     assert "linear (scored): average" in again.stdout
-    assert "step" not in again.stderr  # nothing was trained
+    assert "step" not in again.stderr  # Nothing was trained.
 
 
 def test_a_run_without_out_is_named_by_its_configuration(ffcil: Command, tmp_path: Path, colours: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_run_without_out_is_named_by_its_configuration(ffcil: Command, tmp_pat
     assert json.loads(dry.stdout) == json.loads((folder / "config.json").read_text())
 
 
-def test_a_method_of_ones_own_in_one_file(ffcil: Command, colours: Path) -> None:
+def test_an_own_method_in_one_file(ffcil: Command, colours: Path) -> None:
     Path("mine.py").write_text(
         "from ffcil.methods import MethodConfig, register\n"
         "from ffcil.methods.finetune import Finetune\n"
@@ -162,7 +162,9 @@ def test_no_test_images(ffcil: Command, tmp_path: Path) -> None:
 def test_listings(ffcil: Command) -> None:
     methods = {row["name"]: row for row in json.loads(ffcil("methods", "--json").stdout)}
     assert {"finetune", "replay", "joint", "icarl"} <= set(methods)
-    assert methods["icarl"]["options"]["temperature"] == {"default": 2.0, "about": "of the distillation"}
+    documented = METHODS["icarl"].Config.model_fields["temperature"].description
+    assert methods["icarl"]["options"]["temperature"] == {"default": 2.0, "about": documented}
+    assert documented
     assert all(row["about"] for row in methods.values())
     datasets = {row["name"]: row for row in json.loads(ffcil("data", "list", "--json").stdout)}
     assert {"glyphs", "cifar100", "folder"} <= set(datasets)
@@ -236,7 +238,7 @@ def test_doctor_names_packages_that_are_too_old_or_broken() -> None:
     by_package = {advice.split()[0]: advice for advice in found["advice"]}
     assert "1.26.4 is installed, but ffcil needs" in by_package["numpy"]
     assert "cannot be imported (ModuleNotFoundError: No module named 'PIL')" in by_package["pillow"]
-    assert set(by_package) == {"torch", "numpy", "pillow"}  # timm, which only lacks torch, is not named
+    assert set(by_package) == {"torch", "numpy", "pillow"}  # timm only lacks torch, and is not named.
 
 
 @pytest.mark.parametrize("module", ["packaging", "pygments", "markdown_it"])
@@ -315,7 +317,7 @@ def test_a_trace_with_a_label_that_repeats(ffcil: Command, tmp_path: Path) -> No
     assert "'cat'" in done.stderr
 
 
-def test_a_device_that_is_not_there(tmp_path: Path) -> None:
+def test_a_device_that_does_not_exist(tmp_path: Path) -> None:
     program = (
         "import torch, sys\ntorch.cuda.is_available = lambda: False\n"
         "sys.argv = ['ffcil', 'run', 'glyphs', '--device', 'cuda', '--out', 'x']\nfrom ffcil.cli import main\nmain()"
@@ -348,11 +350,11 @@ def test_learning_predicting_and_testing(ffcil: Command, tmp_path: Path) -> None
     notes = json.loads(ffcil("learn", "model", second, "--device", "cpu", "--json").stdout)
     assert [note["classes"] for note in notes] == [["colour 3"]]
     assert notes[0]["new_images"] == 10
-    assert notes[0]["training_images"] == 40  # with all that the budget could keep
+    assert notes[0]["training_images"] == 40  # The budget could keep all images.
 
     tested = json.loads(ffcil("test", "model", first, "--device", "cpu", "--json").stdout)
     assert tested["images"] == 30
-    assert tested["by_step"][1] is None  # nothing of the second step was there
+    assert tested["by_step"][1] is None  # There were no images of the second step.
     shown = ffcil("test", "model", second, "--device", "cpu").stdout
     assert "% of 10 images" in shown
     assert "lowest: colour 3" in shown
@@ -386,7 +388,7 @@ def test_mistakes_with_a_classifier(ffcil: Command, tmp_path: Path) -> None:
     assert "There is no file or folder nowhere" in refused("learn", "model", "nowhere", *SMALL)
     assert not Path("model").exists()
     assert ffcil("learn", "model", first, *SMALL).returncode == 0
-    again = ffcil("learn", "model", first, *SMALL)  # the same command continues, also when it is done
+    again = ffcil("learn", "model", first, *SMALL)  # The same command also works when it is done.
     assert again.returncode == 0
     assert again.stdout.startswith(f"{first} was learned before\nmodel knows 2 class(es)")
     write_colours(tmp_path / "more", classes=2, images=3)

@@ -1,4 +1,4 @@
-"""Studies carried out: what is listed before, shown meanwhile and told at the end."""
+"""Execution of studies: the dry run, the live progress, and the final table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from studies import SETTINGS, write_small_study
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, colours: Path) -> Plan:
-    """A study of three settings and two seeds, carried out."""
+    """An executed study of three settings and two seeds."""
     folder = tmp_path_factory.mktemp("study")
     groups = [{"recipes": ["glyphs"], "methods": ["icarl"], "settings": SETTINGS}]
     study = load_study(str(write_small_study(folder / "small.yaml", colours, groups=groups, seeds=[0, 1])))
@@ -35,7 +35,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, colours: Path) -> Plan:
     return plan
 
 
-def test_every_cell_is_filled(finished: Plan) -> None:
+def test_every_run_of_the_grid_is_finished(finished: Plan) -> None:
     made, out = finished.jobs, finished.out
     assert len(made) == 6
     assert sorted(path.name for path in (out / "runs").iterdir()) == sorted(job.folder.name for job in made)
@@ -47,7 +47,7 @@ def test_every_cell_is_filled(finished: Plan) -> None:
         assert run.environment["command"].startswith(f"ffcil run {job.folder}/config.json --out")
 
 
-def test_carried_out_again_it_touches_nothing(finished: Plan) -> None:
+def test_a_second_execution_changes_nothing(finished: Plan) -> None:
     def stamps() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in (finished.out / "runs").rglob("*")}
 
@@ -56,7 +56,7 @@ def test_carried_out_again_it_touches_nothing(finished: Plan) -> None:
     assert stamps() == before
 
 
-def test_the_list_tells_time_from_earlier_records(
+def test_the_dry_run_estimates_time_from_earlier_runs(
     finished: Plan,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -85,7 +85,7 @@ def test_the_list_tells_time_from_earlier_records(
     assert "no earlier runs to estimate the time of 6 runs: replay on glyphs" in listed
 
 
-def test_damaged_neighbours_tell_no_time(finished: Plan, tmp_path: Path) -> None:
+def test_damaged_runs_are_ignored_by_the_estimate(finished: Plan, tmp_path: Path) -> None:
     made = finished.jobs
     damages = {"half": '{"dataset": ', "strange": '{"arrivals": [1]}', "empty": ""}
     for name, content in damages.items():
@@ -99,9 +99,7 @@ def test_damaged_neighbours_tell_no_time(finished: Plan, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["arrivals.json", "records.jsonl", "progress.json"])
 @pytest.mark.parametrize("content", ["{", "[]\n", ""])
-def test_a_damaged_run_is_shown_as_far_as_it_can_be_read(
-    finished: Plan, tmp_path: Path, name: str, content: str
-) -> None:
+def test_the_readable_part_of_a_damaged_run_is_shown(finished: Plan, tmp_path: Path, name: str, content: str) -> None:
     made = finished.jobs
     shutil.copytree(made[0].folder, tmp_path / "run")
     (tmp_path / "run" / name).write_text(content)
@@ -110,8 +108,8 @@ def test_a_damaged_run_is_shown_as_far_as_it_can_be_read(
     assert len(state.records) == (3 if name == "progress.json" else 0)
 
 
-def test_names_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Brackets are not markup, and a folder's name is whole where there is no terminal."""
+def test_names_are_printed_literally(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Brackets are not markup, and without a terminal the name of a folder is not cut."""
     study = load_study("demo").model_copy(update={"title": "Odd [/] title", "about": "[bold]plain[/bold]"})
     long = "a-very-long-name-" * 12
     made = [Job("FF [ours]", jobs_of(study, tmp_path)[0].config, tmp_path / "runs" / long)]
@@ -124,7 +122,7 @@ def test_names_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "FF [ours]" in capsys.readouterr().out
 
 
-def test_the_table_and_the_lines_come_from_the_runs_files(
+def test_progress_is_read_from_the_files_of_the_runs(
     finished: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = finished.jobs
@@ -135,7 +133,7 @@ def test_the_table_and_the_lines_come_from_the_runs_files(
     shutil.copytree(job.folder, copy.folder)
     (copy.folder / "done").unlink()
     lines = (copy.folder / "records.jsonl").read_text().splitlines(keepends=True)
-    (copy.folder / "records.jsonl").write_text("".join(lines[:2]) + lines[2][:20])  # the third is being written
+    (copy.folder / "records.jsonl").write_text("".join(lines[:2]) + lines[2][:20])  # The third record is being written.
     now = {"step": 3, "epochs": 4, "epoch": 1, "images_per_second": 1234.0, "seconds": 10.0}
     (copy.folder / "progress.json").write_text(json.dumps(now))
     state = read_state(copy.folder)
@@ -159,7 +157,7 @@ def test_the_table_and_the_lines_come_from_the_runs_files(
 
 
 @pytest.mark.parametrize(("runs", "rows"), [(3, 10), (50, 10), (50, 3)])
-def test_of_many_runs_those_at_work_are_shown(runs: int, rows: int, tmp_path: Path) -> None:
+def test_running_jobs_are_shown_first(runs: int, rows: int, tmp_path: Path) -> None:
     config = jobs_of(load_study("demo"), tmp_path)[0].config
     made = [Job(f"run {k}", config, tmp_path / str(k)) for k in range(runs)]
     progress = StudyProgress(Console(quiet=True), made)
@@ -170,7 +168,7 @@ def test_of_many_runs_those_at_work_are_shown(runs: int, rows: int, tmp_path: Pa
 
 
 def test_the_whole_command(colours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that cannot be made is told with its reason, the others are made, and the exit status says so."""
+    """A run that fails is reported with its reason, the others are executed, and the exit status is 1."""
     monkeypatch.chdir(tmp_path)
     study = write_small_study(tmp_path / "mine.yaml", colours, epochs=1)
     content = yaml.safe_load(study.read_text())
@@ -186,7 +184,7 @@ def test_the_whole_command(colours: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "studies/mine/study.yaml").exists()
 
 
-def test_a_damaged_run_is_named_and_the_table_of_the_others_shown(
+def test_a_damaged_run_is_reported_and_left_out_of_the_table(
     finished: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(finished.out, tmp_path / "out")
