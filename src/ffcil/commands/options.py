@@ -38,10 +38,11 @@ def listed(texts: list[str] | None) -> list[str]:
 
 def import_methods(files: list[str] | None) -> None:
     """Run the Python files that register methods."""
-    from ffcil.methods import load_methods
+    if files:
+        from ffcil.methods import load_methods
 
-    for file in files or []:
-        load_methods(file)
+        for file in files:
+            load_methods(file)
 
 
 def print_json(value: Any) -> None:

@@ -40,6 +40,7 @@ def run(
     """Run one configuration. The same command resumes an interrupted run; a finished run is not repeated."""
     from ffcil.config.resolve import not_carried_over, parse_assignments, resolve
 
+    import_methods(imports)
     config = resolve(recipe, parse_assignments(assignments or []))
     if unused := not_carried_over(recipe):
         print(f"ffcil: these fields of {recipe} are not used: {', '.join(unused)}.", file=sys.stderr)
@@ -49,7 +50,6 @@ def run(
     from ffcil.runs.progress import Noted, Several, Shown
     from ffcil.runs.run import Run
 
-    import_methods(imports)
     listener = Several(Shown(Console(stderr=True)), Noted(), *listeners(listed(logs), config))
     made = Run(config, out, data=data, device=device, threads=threads, listener=listener)
     if dry_run:
