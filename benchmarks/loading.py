@@ -36,7 +36,7 @@ from ffcil.data.own_images import TRAIN, Listing, own_augmentation, stratified
 from ffcil.data.placement import place
 from ffcil.data.ragged import Images, RaggedImages, image_sizes
 from ffcil.data.tables import list_parquet
-from ffcil.training.fit import Engine
+from ffcil.training.engine import Engine
 from result_file import write_result
 
 SIZE = 224

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from epoch_ends import EpochEnds
 from ffcil.arrivals import given_arrivals
 from ffcil.config.resolve import resolve
 from ffcil.config.settings import RunConfig
@@ -25,7 +25,8 @@ from ffcil.data.sources import CIFAR100_AUGMENTATION
 from ffcil.losses import REDUCTIONS
 from ffcil.methods.learner import Learner, build_learner
 from ffcil.stream import Increment, Stream
-from ffcil.training.fit import Engine, Progress
+from ffcil.training.engine import Engine
+from ffcil.training.progress import FitProgress
 from result_file import write_result
 
 SIZES = [10] * 10
@@ -59,20 +60,18 @@ def grown(config: RunConfig, stream: Stream, device: str, step: int) -> tuple[Le
     return learner, on_device[step - 1]
 
 
-def train(learner: Learner, increment: Increment, progress: Progress | None) -> tuple[dict[str, Any], dict[str, float]]:
+def train(
+    learner: Learner, increment: Increment, progress: FitProgress | None
+) -> tuple[dict[str, Any], dict[str, float]]:
     """Notes of training at a step, and its speed."""
-    ends: list[tuple[float, int]] = []
-
-    def after_epoch(progress: Progress) -> None:
-        ends.append((progress.seconds, progress.images))
-
-    notes = learner.learn(increment, progress, after_epoch)
-    speed = max((n1 - n0) / (t1 - t0) for (t0, n0), (t1, n1) in pairwise(ends))
+    timed = EpochEnds()
+    notes = learner.learn(increment, timed, resume=progress)
+    speed = max(timed.speeds())
     batch = learner.settings.train.batch
     return notes, {
         "images_per_second": speed,
         "milliseconds": 1000 * batch / speed,
-        "first_epoch_seconds": ends[0][0],
+        "first_epoch_seconds": timed.ends[0][0],
     }
 
 
@@ -92,7 +91,7 @@ def overhead(method: str, stream: Stream, options: argparse.Namespace) -> dict[s
     for _ in range(options.repeats):
         for reduction, of_reduction in times.items():
             learner.reduce = REDUCTIONS[reduction]
-            of_reduction.append(train(learner, increment, Progress())[1]["milliseconds"])
+            of_reduction.append(train(learner, increment, FitProgress())[1]["milliseconds"])
     best = {reduction: min(of_reduction) for reduction, of_reduction in times.items()}
     return {"milliseconds": times, "ratio": best["class_wise_mean"] / best["mean"]}
 

@@ -27,11 +27,11 @@ from result_file import write_result
 
 
 class Silent:
-    """Ignores all progress."""
+    """Prints only messages."""
 
-    def look(self, running: Collection[Job]) -> None: ...
+    def update(self, running: Collection[Job]) -> None: ...
 
-    def say(self, text: str) -> None:
+    def message(self, text: str) -> None:
         print(text, flush=True)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from epoch_ends import EpochEnds
 from ffcil.arrivals import given_arrivals
 from ffcil.config.resolve import resolve
 from ffcil.config.settings import RunConfig
@@ -28,7 +29,6 @@ from ffcil.methods.pretrained import Pretrained
 from ffcil.methods.registry import build_learner
 from ffcil.stream import Stream
 from ffcil.training.engine import Engine, evaluating
-from ffcil.training.progress import FitProgress, Listener
 from result_file import write_result
 
 PLAIN = Augmentation(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), padding=0, flip=True, brightness=0.0)
@@ -71,16 +71,6 @@ def seconds(options: argparse.Namespace, work: Callable[[], object]) -> float:
 def _wait(options: argparse.Namespace) -> None:
     if options.device != "cpu":
         torch.cuda.synchronize()
-
-
-class EpochEnds(Listener):
-    """Seconds and images of training at the end of every epoch."""
-
-    def __init__(self) -> None:
-        self.ends: list[tuple[float, int]] = []
-
-    def epoch_done(self, progress: FitProgress) -> None:
-        self.ends.append((progress.seconds, progress.images))
 
 
 def training(options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from ffcil.config.resolve import resolve
 from ffcil.runs.atomic import write_whole
 from ffcil.runs.environment import describe_environment
 from ffcil.runs.published import without_machine_paths
-from ffcil.training.fit import Engine
+from ffcil.training.engine import Engine
 
 
 def write_result(path: Path, device: str, measured: dict[str, Any], recipe: str = "cifar100") -> None:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from ffcil.studies.executors.mps import PORTION, mps, mps_available, portion
-from ffcil.training.fit import Progress
+from ffcil.training.progress import FitProgress, Listener
 from methods import configuration, grown, noise
 from result_file import write_result
 
@@ -39,13 +39,14 @@ def train_until_stopped(options: argparse.Namespace, environment: dict[str, str]
     learner, increment = grown(config, noise(options.images), options.device, 5)
     with log.open("w", buffering=1) as lines:
 
-        def after_epoch(progress: Progress) -> None:
-            lines.write(f"{time.time()} {progress.images}\n")
-            if log.with_suffix(".stop").exists():
-                raise KeyboardInterrupt  # a process that is killed may leave MPS without answer
+        class Log(Listener):
+            def epoch_done(self, progress: FitProgress) -> None:
+                lines.write(f"{time.time()} {progress.images}\n")
+                if log.with_suffix(".stop").exists():
+                    raise KeyboardInterrupt  # a killed process may leave MPS without an answer
 
         try:
-            learner.learn(increment, None, after_epoch)
+            learner.learn(increment, Log())
         except KeyboardInterrupt:
             return
 

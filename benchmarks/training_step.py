@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import argparse
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from epoch_ends import EpochEnds
 from ffcil.arrivals import given_arrivals
 from ffcil.config.resolve import resolve
 from ffcil.data.image_set import ImageSet
 from ffcil.data.sources import CIFAR100_AUGMENTATION
 from ffcil.methods.learner import build_learner
 from ffcil.stream import Stream
-from ffcil.training.fit import Engine, Progress
+from ffcil.training.engine import Engine
 from result_file import write_result
 
 VARIANTS: list[dict[str, Any]] = [
@@ -52,19 +52,14 @@ def measure(variant: dict[str, Any], stream: Stream, device: str, epochs: int) -
     learner = build_learner(config, CIFAR100_AUGMENTATION, engine)
     on_device = stream.to(engine.device)
     learner.begin(on_device[0])
-    ends: list[tuple[float, int]] = []
-
-    def after_epoch(progress: Progress) -> None:
-        ends.append((progress.seconds, progress.images))
-
-    learner.learn(on_device[1], None, after_epoch)
-    epochs_after = [(t1 - t0, n1 - n0) for (t0, n0), (t1, n1) in pairwise(ends)]
-    speeds = [images / seconds for seconds, images in epochs_after]
+    timed = EpochEnds()
+    learner.learn(on_device[1], timed)
+    speeds = timed.speeds()
     return {
         **variant,
         "images_per_second": max(speeds),
         "slowest_epoch": min(speeds),
-        "first_epoch_seconds": ends[0][0],
+        "first_epoch_seconds": timed.ends[0][0],
     }
 
 

@@ -22,6 +22,7 @@ from ffcil.methods import Learner, build_learner
 from ffcil.stream import Stream
 from ffcil.training.engine import Engine
 from ffcil.training.progress import FitProgress, Listener
+from skips import pytest_terminal_summary as pytest_terminal_summary
 
 settings.register_profile("ci", derandomize=True)  # CI tells of a change, not of luck; run by hand, tests explore
 if os.environ.get("CI"):

@@ -62,7 +62,7 @@ def learn(settings: RunConfig, device: str = "cuda", sizes: Sequence[int] = (4, 
     learner = build_learner(settings, CIFAR100_AUGMENTATION, engine)
     losses: list[float] = []
     for increment in make_stream(sizes).to(engine.device):
-        learner.learn(increment, None, lambda progress: losses.append(progress.loss))
+        learner.learn(increment, OnEpoch(lambda progress: losses.append(progress.loss)))
     return learner, losses
 
 

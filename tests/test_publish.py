@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from ffcil.cli import app
 from ffcil.errors import InputError
-from ffcil.report import load_run, load_runs
-from ffcil.report.analyse.tables import compare, markdown
+from ffcil.report import compare, load_run, load_runs
+from ffcil.report.render.markdown import comparison_markdown
 from ffcil.runs.published import publish
 from invented_runs import random_hits, write_run, write_study
 
@@ -48,7 +48,7 @@ def test_reports_of_published_runs_are_the_same(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["publish", *names, "--to", str(tmp_path / "results")])
     assert done.exit_code == 0, done.output
     assert len(done.output.splitlines()) == len(finished)
-    assert markdown(compare(load_runs(tmp_path / "results"))) == markdown(compare(finished))
+    assert comparison_markdown(compare(load_runs(tmp_path / "results"))) == comparison_markdown(compare(finished))
 
 
 def test_fingerprints_are_stored_once(tmp_path: Path) -> None:
