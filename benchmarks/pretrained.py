@@ -12,7 +12,6 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +81,7 @@ def training(options: argparse.Namespace) -> list[dict[str, Any]]:
         stream = noise(options.images, options.side, steps=1).to(torch.device(options.device))
         epochs = EpochEnds()
         notes = learner_of(options, config).learn(stream[0], epochs)
-        speeds = [(n1 - n0) / (t1 - t0) for (t0, n0), (t1, n1) in pairwise(epochs.ends)]
+        speeds = epochs.speeds()
         rows.append(
             {
                 "batch": batch,
