@@ -392,8 +392,8 @@ def test_mistakes_with_a_classifier(ffcil: Command, tmp_path: Path) -> None:
     assert again.returncode == 0
     assert again.stdout.startswith(f"{first} was learned before\nmodel knows 2 class(es)")
     write_colours(tmp_path / "more", classes=2, images=3)
-    assert "Class 'colour 0' is known already" in refused("learn", "model", str(tmp_path / "more"), "--device", "cpu")
-    assert "has its method since it was made" in refused("learn", "model", first, "--set", "method=der")
+    assert "Class 'colour 0' is already known" in refused("learn", "model", str(tmp_path / "more"), "--device", "cpu")
+    assert "The method of the classifier" in refused("learn", "model", first, "--set", "method=der")
     assert "There is no file or folder what.jpg" in refused("predict", "model", "what.jpg")
     assert "There is no folder" in refused("predict", "model", first, "--out", "nowhere/all.csv")
     Path("empty").mkdir()
