@@ -96,10 +96,7 @@ class Training:
 def fit(
     training: Training, engine: Engine, progress: FitProgress | None = None, listener: Listener | None = None
 ) -> FitProgress:
-    """Minimise a loss from `progress` on, and report every batch and epoch to `listener`.
-
-    A listener's `epoch_done` may save the progress together with the parameters.
-    """
+    """Minimise a loss from `progress` on. `listener.epoch_done` may save the progress together with the parameters."""
     progress, listener = progress or FitProgress(), listener or Listener()
     optimisation = training.optimisation
     if progress.epoch >= optimisation.epochs:
