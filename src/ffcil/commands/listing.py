@@ -1,12 +1,11 @@
 """`ffcil methods` and `ffcil fields`: the methods and the fields of a configuration."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any
 
-from ffcil.commands.options import AsJson, Imports, import_methods, print_json, print_table
+from ffcil.commands.options import AsJson, Imports, import_methods
+from ffcil.commands.output import print_json, print_table
 
 
 def methods(as_json: AsJson = False, imports: Imports = None) -> None:

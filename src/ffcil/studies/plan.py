@@ -1,10 +1,9 @@
 """`Plan`: a study with its jobs and its folder, and the listing of a dry run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 from rich.console import Console
@@ -27,7 +26,7 @@ class Plan:
     out: Path
 
     @classmethod
-    def make(cls, study: Study, out: Path, device: str | None = None, logs: Sequence[str] = ()) -> Plan:
+    def make(cls, study: Study, out: Path, device: str | None = None, logs: Sequence[str] = ()) -> Self:
         """Resolve the jobs of a study. Nothing is written."""
         return cls(study, jobs_of(study, out, device=device, logs=logs), out)
 

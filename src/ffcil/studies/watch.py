@@ -1,7 +1,5 @@
 """Live progress of a study, read from the runs' files: a table in a terminal, one line per step elsewhere."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Sequence
 from typing import Self
@@ -84,10 +82,8 @@ class StudyProgress:
         running = [job for job in self.jobs if job in self.running]
         done = [job for job in self.jobs if self.states[job].done]
         queued = [job for job in self.jobs if job not in self.running and not self.states[job].done]
-        chosen = {*running[:rows], *queued[: max(0, rows - len(running)) // 2]}
-        for job in [*reversed(done), *queued]:
-            if len(chosen) < rows:
-                chosen.add(job)
+        ranked = [*running, *queued[: max(0, rows - len(running)) // 2], *reversed(done), *queued]
+        chosen = list(dict.fromkeys(ranked))[:rows]
         return [job for job in self.jobs if job in chosen]
 
     def _row(self, job: Job) -> tuple[str | Text | ProgressBar, ...]:

@@ -1,7 +1,5 @@
 """`Job`: one run of a study, and how a worker executes it in any process on any machine."""
 
-from __future__ import annotations
-
 import sys
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
