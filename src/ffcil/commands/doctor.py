@@ -17,7 +17,7 @@ def doctor(as_json: AsJson = False, data: Data = None) -> None:
     """Check the installed packages, devices and data sets, and say how to get what is missing."""
     packages = check_packages()
     optional = [package for package in packages if package.extra]
-    problems = [package.advice for package in packages if package.problem and not package.extra]
+    problems = [package.advice for package in packages if package.advice and not package.extra]
     found = {
         "ffcil": __version__,
         "python": platform.python_version(),
@@ -48,12 +48,11 @@ def _describe_machine(data: Path | None) -> dict[str, Any]:
     advice = []
     if absent := [row["name"] for row in rows if row["missing"] and row["classes"]]:
         advice.append(f"Not found: {', '.join(absent)}; `ffcil data list` says how to get each data set.")
-    if not gpus and torch.version.cuda:
-        driver = f"torch is built for CUDA {torch.version.cuda} but finds no device: check the driver with nvidia-smi"
-        advice.append(f"No GPU: runs use the CPU ({driver}).")
-    elif not gpus:
-        build = "torch is built without CUDA: install a build with CUDA if this machine has a GPU"
-        advice.append(f"No GPU: runs use the CPU ({build}).")
+    if not gpus:
+        reason = "torch is built without CUDA: install a build with CUDA if this machine has a GPU"
+        if cuda := torch.version.cuda:
+            reason = f"torch is built for CUDA {cuda} but finds no device: check the driver with nvidia-smi"
+        advice.append(f"No GPU: runs use the CPU ({reason}).")
     existing = next(path for path in (cache, *cache.parents) if path.exists())
     if (free := shutil.disk_usage(existing).free / 2**30) < 1:
         advice.append(f"Only {free:.1f} GiB are free at {cache}: free some space, or set FFCIL_CACHE.")

@@ -4,6 +4,7 @@ This module needs only `packaging` and the standard library, so that it works if
 """
 
 import importlib
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any
@@ -21,14 +22,8 @@ class Package:
     """Installed version; None if the package is not installed."""
     extra: str = ""
     """Extra of ffcil that the package belongs to; empty if the package is required."""
-    problem: str | None = None
-    """Why the package cannot be used; None if it can be."""
-    remedy: str = ""
-    """Command that installs the package."""
-
-    @property
-    def advice(self) -> str:
-        return f"{self.name} {self.problem}: {self.remedy}"
+    advice: str = ""
+    """Why the package cannot be used, and the command that corrects it; empty if it can be used."""
 
     @property
     def module(self) -> str:
@@ -41,23 +36,24 @@ def check_packages() -> list[Package]:
     try:
         from packaging.requirements import Requirement
     except ImportError:
-        return [Package("packaging", problem="is not installed", remedy="pip install packaging")]
+        return [Package("packaging", advice="packaging is not installed: pip install packaging")]
     try:
         about = metadata.metadata("ffcil")
     except metadata.PackageNotFoundError:
-        return [Package("ffcil", problem="is not installed, only found as source code", remedy="pip install -e .")]
+        return [Package("ffcil", advice="ffcil is not installed, only found as source code: pip install -e .")]
     extras = ["", *about.get_all("Provides-Extra", [])]
     packages = []
     for requirement in map(Requirement, about.get_all("Requires-Dist", [])):
         marker = requirement.marker
         applies = [extra for extra in extras if marker is None or marker.evaluate({"extra": extra})]
         packages += [_installed(requirement, extra) for extra in applies[:1]]
-    return _imported(packages)
+    required = {package.module for package in packages if not package.extra}
+    return [package if package.extra or package.advice else _imported(package, required) for package in packages]
 
 
 def missing_packages() -> list[Package]:
     """The required packages that cannot be used."""
-    return [package for package in check_packages() if package.problem and not package.extra]
+    return [package for package in check_packages() if package.advice and not package.extra]
 
 
 def _installed(requirement: Any, extra: str) -> Package:
@@ -67,27 +63,20 @@ def _installed(requirement: Any, extra: str) -> Package:
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return Package(name, None, extra, "is not installed", remedy)
-    fits = needed.contains(version, prereleases=True)
-    return Package(name, version, extra, None if fits else f"{version} is installed, but ffcil needs {needed}", remedy)
+        return Package(name, None, extra, f"{name} is not installed: {remedy}")
+    if needed.contains(version, prereleases=True):
+        return Package(name, version, extra)
+    return Package(name, version, extra, f"{name} {version} is installed, but ffcil needs {needed}: {remedy}")
 
 
-def _imported(packages: list[Package]) -> list[Package]:
-    """Import the required packages. A package that only lacks another one of them is not a problem of its own."""
-    errors: dict[str, Exception] = {}
-    for package in packages:
-        if not package.problem and not package.extra:
-            try:
-                importlib.import_module(package.module)
-            except Exception as error:  # A broken installation can raise anything.
-                errors[package.name] = error
-    unusable = {package.module for package in packages if package.problem or package.name in errors}
-    checked = []
-    for package in packages:
-        failure = errors.get(package.name)
-        missing = failure.name.partition(".")[0] if isinstance(failure, ModuleNotFoundError) and failure.name else None
-        if failure and missing not in unusable - {package.module}:
-            problem = f"{package.version} cannot be imported ({type(failure).__name__}: {failure})"
-            package = replace(package, problem=problem, remedy=f"pip install --force-reinstall {package.name}")
-        checked.append(package)
-    return checked
+def _imported(package: Package, required: Collection[str]) -> Package:
+    """Import a package. If it only lacks another required one, that one has the problem."""
+    name = package.name
+    try:
+        importlib.import_module(package.module)
+    except Exception as error:  # A broken installation can raise anything.
+        if isinstance(error, ModuleNotFoundError) and error.name != package.module and error.name in required:
+            return package
+        problem = f"{name} {package.version} cannot be imported ({type(error).__name__}: {error})"
+        return replace(package, advice=f"{problem}: pip install --force-reinstall {name}")
+    return package

@@ -2,7 +2,7 @@
 
 import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -19,20 +19,14 @@ from ffcil.studies.executors.loop import Executor, run_jobs
 from ffcil.studies.executors.ray import RayExecutor
 from ffcil.studies.executors.slurm import SlurmExecutor
 from ffcil.studies.plan import Plan
-from ffcil.studies.study import load_study, narrow, write_study
+from ffcil.studies.study import Fields, load_study, narrow, write_study
 from ffcil.studies.watch import StudyProgress
 
 EXECUTORS = ("local", "ray", "slurm")
 
 
 def make_executor(
-    name: str,
-    device: str | None,
-    jobs: int | None,
-    per_gpu: int | None,
-    address: str | None,
-    slurm: Mapping[str, str | int],
-    runs: int,
+    name: str, device: str | None, jobs: int | None, per_gpu: int | None, address: str | None, slurm: Fields, runs: int
 ) -> Executor:
     """Make an executor for `runs` runs, `jobs` at a time. An option of another executor is an error."""
     if name not in EXECUTORS:
@@ -41,11 +35,11 @@ def make_executor(
         raise InputError("--address is an option of Ray: add --executor ray.")
     if slurm and name != "slurm":
         raise InputError("--slurm is an option of SLURM: add --executor slurm.")
-    if per_gpu and name == "slurm":
-        raise InputError("--per-gpu is not supported by SLURM, which gives every job its own GPU: leave it out.")
     if name == "ray":
         return RayExecutor(device, jobs, per_gpu, address)
     if name == "slurm":
+        if per_gpu:
+            raise InputError("--per-gpu is not supported by SLURM, which gives every job its own GPU: leave it out.")
         return SlurmExecutor(device, jobs, slurm)
     return LocalExecutor(device, jobs, per_gpu, runs)
 

@@ -78,13 +78,9 @@ def _table(plan: Plan, history: RuntimeHistory) -> Table:
 
 def _time_needed(plan: Plan, history: RuntimeHistory, executor: Executor) -> list[str]:
     """Sentences on the time that the queued runs need, and on those whose time is not known."""
-    left, unknown = 0.0, list[str]()
-    for job in plan.queued:
-        seconds = history.estimate(job.config)
-        if seconds is None:
-            unknown.append(f"{job.config.method} on {job.recipe}")
-        else:
-            left += max(0.0, seconds - read_state(job.folder).seconds)
+    estimates = {job: history.estimate(job.config) for job in plan.queued}
+    unknown = [f"{job.config.method} on {job.recipe}" for job, seconds in estimates.items() if seconds is None]
+    left = sum(max(0.0, seconds - read_state(job.folder).seconds) for job, seconds in estimates.items() if seconds)
     lines = []
     if left:
         parallel = min(executor.slots or 1, len(plan.queued))

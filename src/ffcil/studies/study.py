@@ -153,11 +153,11 @@ def _recipe_and_path(entry: str, recipes: Collection[str]) -> tuple[str, str]:
 
 
 def _keep(
-    study: Study, groups: Iterable[Group], field: str, names: Sequence[str], joins: Callable[[str, Group], bool]
+    study: Study, groups: tuple[Group, ...], field: str, names: Sequence[str], joins: Callable[[str, Group], bool]
 ) -> tuple[Group, ...]:
     """Groups that have only `names` in a field; a name that the study lacks is added where `joins` allows it."""
     if not names:
-        return tuple(groups)
+        return groups
     known = {name for group in study.groups for name in getattr(group, field)}
     kept = []
     for group in groups:
@@ -197,10 +197,11 @@ class Cell:
     recipe: str
     method: str
     setting: str
-    fields: Fields
-    """Fields that the setting sets on top of the recipe."""
+    fields: tuple[Fields, ...]
+    """Fields that the study and the setting set on top of the recipe."""
     varied: tuple[tuple[str, Any], ...]
     seed: int
+    data: Path | None
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -213,11 +214,11 @@ class Cell:
         """Name made of all words, whether they vary or not, so that a study that grows finds its earlier runs."""
         return re.sub(r"[^A-Za-z0-9.+-]+", "_", "-".join(self.words))
 
-    def config(self, over: Mapping[str, Any]) -> RunConfig:
+    def config(self) -> RunConfig:
         seeds = dict.fromkeys(SEEDS, self.seed)
         varied = [_nested(field, value) for field, value in self.varied]
         try:
-            return complete(resolve(self.recipe, over, self.fields, *varied, {"method": self.method, **seeds}))
+            return complete(resolve(self.recipe, *self.fields, *varied, {"method": self.method, **seeds}))
         except InputError as error:
             raise InputError(f"{' '.join(self.words)}: {error}") from error
 
@@ -236,25 +237,20 @@ def cells(study: Study) -> Iterator[Cell]:
         varied = [[(field, value) for value in values] for field, values in group.vary.items()]
         grid = itertools.product(group.recipes, group.methods, itertools.product(*varied), group.settings.items())
         for recipe, method, values, (setting, fields) in grid:
-            yield Cell(recipe, method, setting, fields, values, seed)
+            path = study.data.get(recipe, study.data.get("all"))
+            data = None if path is None else Path(path).absolute()
+            yield Cell(recipe, method, setting, (study.set, fields), values, seed, data)
 
 
 def jobs_of(study: Study, out: Path, *, device: str | None = None, logs: Sequence[str] = ()) -> list[Job]:
     """Resolve a study to jobs in `out/runs`. Every name is checked, and equal runs become one job."""
     by_folder: dict[str, tuple[Cell, Job]] = {}
     for cell in cells(study):
-        config, data = cell.config(study.set), _data_path(study, cell.recipe)
-        job = Job(
-            label=identity(config, data),
-            config=config,
-            folder=out / "runs" / f"{cell.name}-{identity(config, data)}",
-            recipe=cell.recipe,
-            data=data,
-            device=device,
-            imports=study.imports,
-            logs=tuple(logs),
-        )
-        by_folder.setdefault(job.folder.name, (cell, job))
+        config = cell.config()
+        run_id = identity(config, cell.data)
+        folder = out / "runs" / f"{cell.name}-{run_id}"
+        job = Job(run_id, config, folder, cell.recipe, cell.data, device, study.imports, tuple(logs))
+        by_folder.setdefault(folder.name, (cell, job))
     if not by_folder:
         raise InputError("No runs are left: no group has both a named data set and a named method; change one of them.")
     return _labelled(by_folder.values())
@@ -269,11 +265,6 @@ def _labelled(made: Collection[tuple[Cell, Job]]) -> list[Job]:
         replace(job, label=label if times[label] == 1 else f"{label or cell.setting} {job.label}")
         for label, (cell, job) in zip(labels, made, strict=True)
     ]
-
-
-def _data_path(study: Study, recipe: str) -> Path | None:
-    place = study.data.get(recipe, study.data.get("all"))
-    return None if place is None else Path(place).absolute()
 
 
 def missing_data(jobs: Iterable[Job]) -> list[str]:
@@ -302,11 +293,4 @@ def _includes(path: Path, study: Study) -> bool:
     except InputError:  # The file is damaged or of another version, and is overwritten.
         return False
     known = list(cells(existing))
-    return (
-        existing.set == study.set
-        and {*study.imports} <= {*existing.imports}
-        and all(
-            cell in known and _data_path(existing, cell.recipe) == _data_path(study, cell.recipe)
-            for cell in cells(study)
-        )
-    )
+    return {*study.imports} <= {*existing.imports} and all(cell in known for cell in cells(study))

@@ -1,7 +1,4 @@
-"""Runs as tasks of a Ray cluster: an existing one, or one that is started on this machine.
-
-The study's folder and the data sets must be on a file system that every node sees under the same path.
-"""
+"""Runs as tasks of a Ray cluster: an existing one, or one that is started on this machine."""
 
 import logging
 from dataclasses import replace
@@ -41,7 +38,6 @@ class RayExecutor(Executor):
         return self
 
     def _gpu_share(self) -> float:
-        """Share of a GPU for each run."""
         gpus = self.ray.cluster_resources().get("GPU", 0)
         if self.device is not None and self.device.startswith("cuda") and not gpus:
             raise InputError("The Ray cluster has no GPU: run with --device cpu, or add a node with a GPU.")
@@ -64,10 +60,8 @@ class _Task:
 
     def outcome(self) -> Outcome | None:
         ready, _ = self.ray.wait([self.reference], timeout=0)
-        if not ready:
-            return None
         try:
-            outcome: Outcome = self.ray.get(self.reference)
+            outcome: Outcome | None = self.ray.get(self.reference) if ready else None
         except self.ray.exceptions.RayError as error:
             return Outcome(Ending.CRASHED, str(error).strip().splitlines()[0])
         return outcome

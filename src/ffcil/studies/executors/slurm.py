@@ -1,7 +1,4 @@
-"""Runs as SLURM jobs, through submitit.
-
-The study's folder and the data sets must be on a file system that every node sees under the same path.
-"""
+"""Runs as SLURM jobs, through submitit."""
 
 import shutil
 import subprocess
@@ -36,11 +33,8 @@ class _Requeued:
 class SlurmExecutor(Executor):
     """Executes jobs as SLURM jobs with one core each, and one GPU each unless the device is a CPU.
 
-    Args:
-        device: Device of the runs.
-        jobs: Number of jobs in the queue at a time; None for all of them.
-        parameters: Parameters of submitit.
-        cluster: "slurm", or "local" for processes on this machine, which tests use.
+    At most `jobs` of them are in the queue at a time. `parameters` are those of submitit. Tests set `cluster` to
+    "local", for processes on this machine.
     """
 
     def __init__(
@@ -88,14 +82,9 @@ class _Submitted:
         self.queried, self.missed = time.monotonic(), 0
 
     def outcome(self) -> Outcome | None:
-        if self.job.paths.result_pickle.exists():
-            return self._result()
-        if self._alive():
-            return None
-        reason = f"SLURM job {self.job.job_id} ended without a result; its logs: {self.job.paths.folder}"
-        return Outcome(Ending.CRASHED, reason)
-
-    def _result(self) -> Outcome:
+        if not self.job.paths.result_pickle.exists():
+            reason = f"SLURM job {self.job.job_id} ended without a result; its logs: {self.job.paths.folder}"
+            return None if self._alive() else Outcome(Ending.CRASHED, reason)
         if (error := self.job.exception()) is not None:
             return Outcome(Ending.CRASHED, str(error).strip().splitlines()[-1])
         outcome: Outcome = self.job.result()
