@@ -354,7 +354,7 @@ def test_asking_whether_a_folder_is_busy_does_not_make_it_so(tmp_path: Path) -> 
     [
         ({"method": "icrl"}, "Unknown method 'icrl': did you mean 'icarl'"),
         ({"memory": {"budget": 5}}, "memory.budget=5 is less than one exemplar for each of 6 classes"),
-        ({"arrivals": {"sizes": [5, 5]}}, "bring 10 classes, but the data set has 6"),
+        ({"arrivals": {"sizes": [5, 5]}}, "have 10 classes, but the data set has 6"),
         ({"arrivals": {"kind": "equal", "steps": 2, "classes": 9}}, "arrivals.classes is 9, but the data set has 6"),
         ({"backbone": "resnet33"}, "Unknown backbone 'resnet33'"),
     ],
