@@ -1,4 +1,4 @@
-# Every target sets up .venv by itself; nothing else has to be installed than python3 (3.11 or newer).
+# Every target sets up .venv by itself. Only python3 (3.11 or newer) has to be installed.
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -14,10 +14,10 @@ BIN := .venv/bin
 
 setup: .venv/ready
 
-demo: setup          ## iCaRL under Equ.T, FF.org and FF.ours on the embedded data set; ends with a table and a page
+demo: setup          ## run iCaRL under Equ.T, FF.org and FF.ours on the embedded data set; print a table, write a page
 	$(BIN)/ffcil demo
 
-test: lint types     ## what CI runs
+test: lint types     ## all checks of CI; the last lines name the tests that were not run
 	$(BIN)/pytest -n 2 --dist worksteal
 
 lint: setup
@@ -27,7 +27,7 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-lock: setup          ## pin anew: versions only, no index lines
+lock: setup          ## update the pinned versions (without index lines)
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header \
 	  --extra dev --upgrade -o requirements.lock pyproject.toml
 

@@ -2,11 +2,10 @@
 
 python benchmarks/beside_pycil.py --pycil PyCIL --data DIR --method icarl --sizes 10 10 --epochs 30 --device cuda
 
-PyCIL is a clone of https://github.com/LAMDA-CL/PyCIL (it needs scipy and tqdm) and stays as it is: its module's epochs
-and milestones are set from outside, its data manager is given the sizes, and a step is what its trainer does. A step's
-seconds are all that happens between the arrival of its classes and the accuracies: training, PyCIL's tests on every
-fifth epoch, exemplars, evaluation; in ffcil compilation as well. Start-up and reading the data are not counted. What
-PyCIL raises is noted, not mended. CIFAR-100 only: the folder that holds `cifar-100-python`.
+PyCIL is a clone of https://github.com/LAMDA-CL/PyCIL (it needs scipy and tqdm), which is not changed: this script sets
+the epochs and milestones of its module from outside and gives the sizes to its data manager. The seconds of a step
+include training, PyCIL's tests at every fifth epoch, exemplars and evaluation, and in ffcil also compilation. Start-up
+and reading of the data are not counted. Errors of PyCIL are recorded. CIFAR-100 only: DIR holds `cifar-100-python`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -24,21 +22,19 @@ from typing import Any
 
 import torch
 
-from ffcil.config.resolve import resolve
-from ffcil.runs.environment import describe_environment
-from ffcil.training.fit import Engine
+from result_file import write_result
 
 BEGUN = "BEGUN"
-"""said before the first step: what fails from then on is PyCIL's"""
+"""Line that is printed before the first step; later errors are those of PyCIL."""
 
 
 def schedule(epochs: int) -> dict[str, Any]:
-    """The same for every step of both: three rates, as in the published schedules."""
+    """Milestones of every step of both programs: three learning rates, as in the published schedules."""
     return {"epochs": epochs, "milestones": sorted({epochs // 2, 3 * epochs // 4} - {0})}
 
 
 def learn_with_pycil(options: argparse.Namespace) -> None:
-    """In a process of its own, in a folder in which `data` is the data: a line of JSON a step."""
+    """Run PyCIL in this process, in a folder whose `data` holds the data; prints one line of JSON per step."""
     sys.path.insert(0, str(options.pycil))
     module = importlib.import_module(f"models.{options.method}")
     for first, later in (("init_epoch", "epochs"), ("init_milestones", "milestones")):
@@ -107,12 +103,12 @@ def steps_of_ffcil(options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pycil", type=lambda path: Path(path).resolve(), required=True, help="a clone of PyCIL")
+    parser.add_argument("--pycil", type=lambda path: Path(path).resolve(), required=True, help="Clone of PyCIL.")
     parser.add_argument("--data", type=lambda path: Path(path).resolve(), required=True)
     parser.add_argument("--method", default="icarl")
-    parser.add_argument("--sizes", nargs="+", type=int, default=[10, 10], help="classes of each step")
-    parser.add_argument("--epochs", type=int, default=30, help="of each step")
-    parser.add_argument("--seed", type=int, default=1, help="of training; PyCIL's own is 1")
+    parser.add_argument("--sizes", nargs="+", type=int, default=[10, 10], help="Number of classes of each step.")
+    parser.add_argument("--epochs", type=int, default=30, help="Epochs of each step.")
+    parser.add_argument("--seed", type=int, default=1, help="Seed of training; PyCIL's default is 1.")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
@@ -128,18 +124,9 @@ def main() -> None:
         if "error" in side:
             print(f"{name}: {side['error']}")
     if options.out:
-        about = describe_environment(Engine.create(options.device, resolve("cifar100").train))
-        sizes = " ".join(map(str, options.sizes))
-        about["command"] = (
-            f"python benchmarks/beside_pycil.py --pycil PyCIL --data DIR --method {options.method} --sizes {sizes} "
-            f"--epochs {options.epochs} --seed {options.seed} --device {options.device}"
-        )
         asked = ["git", "-C", str(options.pycil), "rev-parse", "--short", "HEAD"]
-        about["pycil_commit"] = (
-            subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or None
-        )
-        about["cores"] = len(os.sched_getaffinity(0))
-        options.out.write_text(json.dumps({"environment": about, **sides}, indent=2) + "\n")
+        commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or None
+        write_result(options.out, options.device, {"pycil_commit": commit, **sides})
 
 
 if __name__ == "__main__":

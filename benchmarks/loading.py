@@ -3,11 +3,11 @@
 python benchmarks/loading.py --device cuda --workers 8 --out results/loading.json
 python benchmarks/loading.py --device cpu --workers 2 --threads 2
 
-Both cut the same photographs at random sizes, flip half of them and end with float32 batches in [0, 1] on the device.
-The DataLoader decodes them anew in every epoch, as usual; the store did so once, which is reported apart. One process
-runs them in turns, and the median of the turns counts. On a GPU the store's part is measured as in training: as a
-captured graph that reads new draws at every replay; once with the store in the GPU's memory and once, as for stores
-that do not fit, in pinned memory of the host. Without --data, photographs of 500 x 375 pixels are made up.
+Both crop the same photographs at random sizes, flip half of them, and give float32 batches in [0, 1] on the device.
+The DataLoader decodes the images in every epoch, as usual. The store decodes them once, which is timed separately. One
+process measures both in turns; the result is the median of the turns. On a GPU the store is measured as in training: as
+a captured graph that reads new random numbers at every replay, with the store in GPU memory and then in pinned host
+memory, as for stores that do not fit. Without --data, synthetic photographs of 500 x 375 pixels are used.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from ffcil.data.own_images import TRAIN, Listing, own_augmentation, stratified
 from ffcil.data.placement import place
 from ffcil.data.ragged import Images, RaggedImages, image_sizes
 from ffcil.data.tables import list_parquet
-from ffcil.runs.environment import describe_environment
-from ffcil.training.fit import Engine
+from ffcil.training.engine import Engine
+from result_file import write_result
 
 SIZE = 224
 WARM_UP = 3
@@ -45,7 +45,7 @@ MADE_UP = 4000  # photographs
 
 
 class Photographs(Dataset[Tensor]):
-    """The encoded images in memory, decoded and augmented one by one."""
+    """Encoded images in memory, which are decoded and augmented one by one."""
 
     def __init__(self, encoded: list[bytes], augmentation: Augmentation) -> None:
         crop = augmentation.crop
@@ -73,7 +73,7 @@ def finish(device: torch.device) -> None:
 
 
 def through_loader(loader: DataLoader[Tensor], batches: int, device: torch.device) -> float:
-    """Images per second, the start of the workers not counted."""
+    """Images per second of the DataLoader, without the start of its workers."""
     images, start = 0, 0.0
     for k, batch in enumerate(loader):
         batch.to(device, non_blocking=True)
@@ -89,7 +89,7 @@ def through_loader(loader: DataLoader[Tensor], batches: int, device: torch.devic
 
 
 def step_of(augmentation: Augmentation, store: Images, rows: Tensor, draws: Draws) -> Callable[[], object]:
-    """One batch from the buffers `rows` and `draws`; on a GPU as a captured graph."""
+    """Function that makes one batch from the buffers `rows` and `draws`; on a GPU a captured graph."""
 
     def step() -> Tensor:
         return augmentation.train(store, rows, draws)
@@ -109,7 +109,7 @@ def step_of(augmentation: Augmentation, store: Images, rows: Tensor, draws: Draw
 
 
 class FromStore:
-    """Batches of the store, their draws included."""
+    """Batches of the store, including their random numbers."""
 
     def __init__(self, store: Images, augmentation: Augmentation, batch: int) -> None:
         self.sizes, self.augmentation, self.batch = image_sizes(store).cpu(), augmentation, batch
@@ -125,7 +125,7 @@ class FromStore:
         return rows, self.augmentation.draw(n, self.generator, self.sizes[rows])
 
     def measure(self, batches: int) -> float:
-        """Images per second; all is drawn at the beginning, like an epoch."""
+        """Images per second; all random numbers are drawn first, as in an epoch."""
         self.step()
         finish(self.device)
         start = time.perf_counter()
@@ -142,7 +142,7 @@ class FromStore:
 
 
 def made_up(count: int) -> Listing:
-    """Listing of photographs with large and small structure: about as long to decode as real ones."""
+    """Listing of synthetic photographs, which take about as long to decode as real ones."""
     folder = cached_folder("made-up-photographs", lambda draft: draw_photographs(draft, count))
     paths = sorted(folder.glob("*.jpg"))
     labels = np.arange(len(paths)) % 10
@@ -158,7 +158,7 @@ def draw_photographs(folder: Path, count: int) -> None:
 
 
 def encoded_images(listing: Listing, count: int) -> list[bytes]:
-    """The first training images as their files hold them."""
+    """The first training images, encoded as in their files."""
     found: list[bytes] = []
     for image in listing.encoded():
         if image.part == TRAIN:
@@ -170,14 +170,14 @@ def encoded_images(listing: Listing, count: int) -> list[bytes]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="Parquet file or folder of them (default: made-up photographs)")
+    parser.add_argument("--data", type=Path, help="Parquet file or folder of such files (default: synthetic images).")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--batches", type=int, default=16, help="measured in a turn of the DataLoader")
-    parser.add_argument("--store-batches", type=int, help="measured in a turn of the store (default: as many)")
+    parser.add_argument("--batches", type=int, default=16, help="Batches per turn of the DataLoader.")
+    parser.add_argument("--store-batches", type=int, help="Batches per turn of the store (default: the same).")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--threads", type=int, help="of torch in this process (default: torch's)")
+    parser.add_argument("--threads", type=int, help="Threads of torch in this process (default: torch's default).")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.threads:
@@ -210,24 +210,15 @@ def main() -> None:
             turns[name].append(store.measure(options.store_batches or options.batches))
     middle: dict[str, Any] = {name: statistics.median(speeds) for name, speeds in turns.items()}
     ratios = [ours / theirs for ours, theirs in zip(turns["store"], turns["data_loader"], strict=True)]
-    command = (
-        "python benchmarks/loading.py "
-        + (f"--data {options.data.name} " if options.data else "")
-        + f"--device {options.device} --workers {options.workers} "
-        f"--batch {options.batch} --batches {options.batches} --turns {options.turns}"
-        + (f" --store-batches {options.store_batches}" if options.store_batches else "")
-        + (f" --threads {options.threads}" if options.threads else "")
-    )
-    document = {
-        "environment": {**describe_environment(engine), "command": command},
+    measured = {
         "images": len(listing.names),
         "seconds_to_load_or_prepare": prepared,
         "images_per_second": {**middle, "ratio": statistics.median(ratios)},
         "turns": turns,
     }
-    print(json.dumps({key: value for key, value in document.items() if key != "environment"}, indent=2))
+    print(json.dumps(measured, indent=2))
     if options.out:
-        options.out.write_text(json.dumps(document, indent=2) + "\n")
+        write_result(options.out, options.device, measured)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,22 @@
-"""Speed and memory of every method's training step as the stream goes on, and what the class-wise mean costs.
+"""Speed and memory of the training step of every method at several steps, and the cost of the class-wise mean.
 
 python benchmarks/methods.py --device cuda --out results/methods.json
 
-Noise in the shape of CIFAR-100, ten steps of ten classes, each method with its published backbone and batch. A step's
-speed is that of its best epoch; the first epoch (warm-up, capture, compilation) is not counted. The class-wise mean is
-measured against the mean at the middle step: one learner is trained under both in turn, several times.
+The images are noise in the shape of CIFAR-100, in ten steps of ten classes; each method has its published backbone and
+batch size. The speed of a step is that of its best epoch; the first epoch (warm-up, capture, compilation) is not
+counted. At the middle step, one learner is trained with the class-wise mean and with the mean in turn, several times.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from epoch_ends import EpochEnds
 from ffcil.arrivals import given_arrivals
 from ffcil.config.resolve import resolve
 from ffcil.config.settings import RunConfig
@@ -24,9 +24,10 @@ from ffcil.data.image_set import ImageSet
 from ffcil.data.sources import CIFAR100_AUGMENTATION
 from ffcil.losses import REDUCTIONS
 from ffcil.methods.learner import Learner, build_learner
-from ffcil.runs.environment import describe_environment
 from ffcil.stream import Increment, Stream
-from ffcil.training.fit import Engine, Progress
+from ffcil.training.engine import Engine
+from ffcil.training.progress import FitProgress
+from result_file import write_result
 
 SIZES = [10] * 10
 METHODS = ["icarl", "wa", "bic", "der", "memo", "tagfex"]
@@ -50,7 +51,7 @@ def configuration(method: str, reduction: str, epochs: int, backbone: str | None
 
 
 def grown(config: RunConfig, stream: Stream, device: str, step: int) -> tuple[Learner, Increment]:
-    """A learner ready to train at `step`: the steps before it only made the network grow."""
+    """A learner that is ready to train at `step`; it has grown through the earlier steps without training."""
     engine = Engine.create(device, config.train)
     learner = build_learner(config, CIFAR100_AUGMENTATION, engine)
     on_device = stream.to(engine.device)
@@ -59,20 +60,18 @@ def grown(config: RunConfig, stream: Stream, device: str, step: int) -> tuple[Le
     return learner, on_device[step - 1]
 
 
-def train(learner: Learner, increment: Increment, progress: Progress | None) -> tuple[dict[str, Any], dict[str, float]]:
-    """What training at a step notes, and its speed."""
-    ends: list[tuple[float, int]] = []
-
-    def after_epoch(progress: Progress) -> None:
-        ends.append((progress.seconds, progress.images))
-
-    notes = learner.learn(increment, progress, after_epoch)
-    speed = max((n1 - n0) / (t1 - t0) for (t0, n0), (t1, n1) in pairwise(ends))
+def train(
+    learner: Learner, increment: Increment, progress: FitProgress | None
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Notes of training at a step, and its speed."""
+    timed = EpochEnds()
+    notes = learner.learn(increment, timed, resume=progress)
+    speed = max(timed.speeds())
     batch = learner.settings.train.batch
     return notes, {
         "images_per_second": speed,
         "milliseconds": 1000 * batch / speed,
-        "first_epoch_seconds": ends[0][0],
+        "first_epoch_seconds": timed.ends[0][0],
     }
 
 
@@ -84,7 +83,7 @@ def train_step(config: RunConfig, stream: Stream, device: str, step: int) -> dic
 
 
 def overhead(method: str, stream: Stream, options: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds of a training step under both reductions, in turn, by one learner: nothing else differs."""
+    """Milliseconds of a training step with both reductions, measured in turn with one learner."""
     config = configuration(method, "mean", options.epochs, options.backbone)
     learner, increment = grown(config, stream, options.device, 5)
     learner.begin(increment)
@@ -92,7 +91,7 @@ def overhead(method: str, stream: Stream, options: argparse.Namespace) -> dict[s
     for _ in range(options.repeats):
         for reduction, of_reduction in times.items():
             learner.reduce = REDUCTIONS[reduction]
-            of_reduction.append(train(learner, increment, Progress())[1]["milliseconds"])
+            of_reduction.append(train(learner, increment, FitProgress())[1]["milliseconds"])
     best = {reduction: min(of_reduction) for reduction, of_reduction in times.items()}
     return {"milliseconds": times, "ratio": best["class_wise_mean"] / best["mean"]}
 
@@ -102,10 +101,10 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--steps", nargs="*", type=int, default=[1, 5, 10])
-    parser.add_argument("--epochs", type=int, default=4, help="of each measurement, the first not counted")
-    parser.add_argument("--repeats", type=int, default=3, help="turns of mean and class-wise mean; 0: leave that out")
-    parser.add_argument("--images", type=int, default=12_800, help="training images of a step")
-    parser.add_argument("--backbone", help="instead of the published one")
+    parser.add_argument("--epochs", type=int, default=4, help="Epochs of each measurement; the first is not counted.")
+    parser.add_argument("--repeats", type=int, default=3, help="Turns of mean and class-wise mean; 0 skips this.")
+    parser.add_argument("--images", type=int, default=12_800, help="Training images per step.")
+    parser.add_argument("--backbone", help="Backbone (default: the published one).")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     stream = noise(options.images)
@@ -118,14 +117,7 @@ def main() -> None:
         rows.append(row)
         print(json.dumps(row), flush=True)
     if options.out:
-        environment = describe_environment(Engine.create(options.device, resolve("cifar100").train))
-        environment["command"] = " ".join(
-            [
-                f"python benchmarks/methods.py --device {options.device} --methods {' '.join(options.methods)}",
-                f"--epochs {options.epochs} --repeats {options.repeats} --images {options.images}",
-            ]
-        )
-        options.out.write_text(json.dumps({"environment": environment, "methods": rows}, indent=2) + "\n")
+        write_result(options.out, options.device, {"methods": rows})
 
 
 if __name__ == "__main__":

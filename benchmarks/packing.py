@@ -2,11 +2,11 @@
 
 python benchmarks/packing.py --device cuda --runs 8 --out results/packing.json
 
-iCaRL with ResNet-32 and 2,000 exemplars on the embedded data set: images as large as CIFAR-100's, 200 a class. A short
-run warms the caches of the compiler and is not counted; then one run alone and several at once are timed by the wall
-clock, start-up, compilation and evaluation included. The ratio is `runs` times the one over the other; `training_ratio`
-is the images per second of training of all runs together over those of the one. Each step's compilation and capture
-are in both, and weigh more on the one alone the shorter the runs are: for long runs, measure with many epochs.
+iCaRL with ResNet-32 and 2,000 exemplars on the embedded data set: images of the size of CIFAR-100's, 200 per class. A
+short run fills the caches of the compiler and is not counted. Then one run alone and several at once are timed by the
+wall clock, with start-up, compilation and evaluation. `ratio` is `runs` times the seconds of the one divided by those
+of all; `training_ratio` is the images per second of all runs together divided by those of the one. Both include the
+compilation and capture of each step, which cost the single run relatively more when runs are short: use many epochs.
 """
 
 from __future__ import annotations
@@ -18,22 +18,20 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from ffcil.config.resolve import resolve
 from ffcil.data.sources import load_dataset
-from ffcil.runs.environment import describe_environment
 from ffcil.studies.executors.job import Job
 from ffcil.studies.executors.local import LocalExecutor
 from ffcil.studies.executors.loop import run_jobs
 from ffcil.studies.study import Group, Study, jobs_of
-from ffcil.training.fit import Engine
+from result_file import write_result
 
 
 class Silent:
-    """Nobody watches."""
+    """Prints only messages."""
 
-    def look(self, running: Collection[Job]) -> None: ...
+    def update(self, running: Collection[Job]) -> None: ...
 
-    def say(self, text: str) -> None:
+    def message(self, text: str) -> None:
         print(text, flush=True)
 
 
@@ -50,7 +48,7 @@ def study(seeds: Collection[int], options: argparse.Namespace, epochs: int) -> S
 
 
 def measure(seeds: Collection[int], options: argparse.Namespace, epochs: int) -> tuple[float, float]:
-    """Seconds for a run of each seed, all at once, and their images per second of training, added up."""
+    """Seconds of one run per seed, all at once, and the sum of their training images per second."""
     with tempfile.TemporaryDirectory() as folder:
         jobs = jobs_of(study(seeds, options, epochs), Path(folder), device=options.device)
         start = time.perf_counter()
@@ -61,7 +59,7 @@ def measure(seeds: Collection[int], options: argparse.Namespace, epochs: int) ->
 
 
 def training_speed(records: Path) -> float:
-    """Images per second over all steps of a run."""
+    """Training images per second over all steps of a run."""
     steps = [json.loads(line) for line in records.read_text().splitlines()]
     seconds = [step["seconds"]["train"] for step in steps]
     return sum(step["images_per_second"] * taken for step, taken in zip(steps, seconds, strict=True)) / sum(seconds)
@@ -71,8 +69,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--runs", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=3, help="of ten classes each")
-    parser.add_argument("--epochs", type=int, default=100, help="of each step")
+    parser.add_argument("--steps", type=int, default=3, help="Number of steps of ten classes.")
+    parser.add_argument("--epochs", type=int, default=100, help="Epochs of each step.")
     parser.add_argument("--backbone", default="resnet32")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -80,12 +78,7 @@ def main() -> None:
     measure([0], options, epochs=2)
     alone, speed_alone = measure([1], options, options.epochs)
     at_once, speed_at_once = measure(range(2, 2 + options.runs), options, options.epochs)
-    document = {
-        "environment": {
-            **describe_environment(Engine.create(options.device, resolve("glyphs").train)),
-            "command": f"python benchmarks/packing.py --device {options.device} --runs {options.runs} "
-            f"--steps {options.steps} --epochs {options.epochs}",
-        },
+    measured = {
         "runs": options.runs,
         "alone_seconds": alone,
         "at_once_seconds": at_once,
@@ -94,9 +87,9 @@ def main() -> None:
         "at_once_images_per_second": speed_at_once,
         "training_ratio": speed_at_once / speed_alone,
     }
-    print(json.dumps({key: value for key, value in document.items() if key != "environment"}, indent=2))
+    print(json.dumps(measured, indent=2))
     if options.out:
-        options.out.write_text(json.dumps(document, indent=2) + "\n")
+        write_result(options.out, options.device, measured, "glyphs")
 
 
 if __name__ == "__main__":

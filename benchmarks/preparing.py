@@ -3,8 +3,8 @@
 python benchmarks/preparing.py --images 100000 --out results/preparing.json
 python benchmarks/preparing.py --images 32000 --parquet
 
-Made-up photographs of 500 x 375 pixels, a few hundred of them under many names or in many rows, go through `ffcil data
-prepare` in a process of its own, whose largest resident memory is what counts; its workers are threads of it.
+A few hundred synthetic photographs of 500 x 375 pixels, under many names or in many rows, go through `ffcil data
+prepare` in a separate process. The result is the largest resident memory of that process; its workers are threads.
 """
 
 from __future__ import annotations
@@ -21,28 +21,26 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow.parquet import ParquetWriter
 
-from ffcil.config.resolve import resolve
-from ffcil.runs.environment import describe_environment
-from ffcil.training.fit import Engine
 from loading import draw_photographs
+from result_file import write_result
 
 LIMIT = 1.5
-"""GiB"""
+"""Allowed memory in GiB."""
 DISTINCT = 200
 CLASSES = 100
 ROWS = 1000
-"""of a Parquet file together"""
+"""Images per row group of the Parquet file."""
 FFCIL = """
 import atexit, shutil, sys
 atexit.register(shutil.copy, "/proc/self/status", sys.argv.pop(1))
 from ffcil.cli import main
 main()
 """
-"""the command line, which leaves its memory in a file: a child's `ru_maxrss` has its parent's in it"""
+"""The command line, which writes its memory to a file, because `ru_maxrss` of a child includes that of its parent."""
 
 
 def make_tree(root: Path, images: int) -> Path:
-    """One folder a class; a file has many names, and each is decoded anew."""
+    """One folder per class. A file has many names, and each name is decoded."""
     originals = root / "originals"
     originals.mkdir()
     draw_photographs(originals, DISTINCT)
@@ -55,7 +53,7 @@ def make_tree(root: Path, images: int) -> Path:
 
 
 def make_parquet(root: Path, images: int) -> Path:
-    """One file with every image's bytes, as large as if all were different."""
+    """One Parquet file with the bytes of every image, as large as if all were different."""
     originals = root / "originals"
     originals.mkdir()
     draw_photographs(originals, DISTINCT)
@@ -72,9 +70,9 @@ def make_parquet(root: Path, images: int) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=100_000)
-    parser.add_argument("--parquet", action="store_true", help="in one Parquet file, not in files of their own")
-    parser.add_argument("--image-size", type=int, default=112, help="the store's frames are 8/7 of it")
-    parser.add_argument("--folder", type=Path, help="for photographs and store (default: the system's temporary one)")
+    parser.add_argument("--parquet", action="store_true", help="Use one Parquet file instead of image files.")
+    parser.add_argument("--image-size", type=int, default=112, help="Image size; frames of the store are 8/7 of it.")
+    parser.add_argument("--folder", type=Path, help="Folder of photographs and store (default: a temporary one).")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
@@ -87,20 +85,16 @@ def main() -> None:
         seconds = time.perf_counter() - start
         lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
     peak = int(lines["VmHWM"].split()[0]) / 2**20  # from KiB
-    command = f"python benchmarks/preparing.py --images {options.images} --image-size {options.image_size}"
-    command += " --parquet" * options.parquet
-    engine = Engine.create("cpu", resolve("glyphs").train)
-    document = {
-        "environment": {**describe_environment(engine), "command": command},
+    measured = {
         "peak_gib": round(peak, 3),
         "limit_gib": LIMIT,
         "seconds": round(seconds, 1),
         "images_per_second": round(options.images / seconds, 1),
         "cores": os.cpu_count(),
     }
-    print(json.dumps(document, indent=2))
+    print(json.dumps(measured, indent=2))
     if options.out:
-        options.out.write_text(json.dumps(document, indent=2) + "\n")
+        write_result(options.out, "cpu", measured, "glyphs")
     if peak > LIMIT:
         raise SystemExit(f"{peak:.2f} GiB are more than {LIMIT} GiB")
 

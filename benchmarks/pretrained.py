@@ -1,8 +1,9 @@
-"""Speed of the pre-trained methods: training of adapters, inference, evaluation with kept features, and what HA costs.
+"""Speed of the pre-trained methods: training of adapters, inference, evaluation with cached features, cost of HA.
 
 python benchmarks/pretrained.py --device cuda --out results/pretrained.json
 
-Noise of 224 x 224 pixels and random weights: speed does not depend on what is learned. All ratios are of one run.
+The images are noise of 224 x 224 pixels and the weights are random: speed does not depend on them. All ratios are
+within one process.
 """
 
 from __future__ import annotations
@@ -11,28 +12,30 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from epoch_ends import EpochEnds
 from ffcil.arrivals import given_arrivals
 from ffcil.config.resolve import resolve
 from ffcil.config.settings import RunConfig
 from ffcil.data.augment import Augmentation
 from ffcil.data.image_set import ImageSet
-from ffcil.methods.learner import Learner, build_learner
-from ffcil.runs.environment import describe_environment
+from ffcil.methods.learner import Learner
+from ffcil.methods.pretrained import Pretrained
+from ffcil.methods.registry import build_learner
 from ffcil.stream import Stream
-from ffcil.training.fit import Engine, Progress, evaluating
+from ffcil.training.engine import Engine, evaluating
+from result_file import write_result
 
 PLAIN = Augmentation(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), padding=0, flip=True, brightness=0.0)
 STEPS = 20
 
 
 def noise(per_step: int, side: int, steps: int = STEPS) -> Stream:
-    """Two classes a step."""
+    """A stream with two classes per step."""
     total = per_step * steps
     pixels = torch.randint(
         0, 256, (total, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
@@ -53,7 +56,7 @@ def learner_of(options: argparse.Namespace, config: RunConfig) -> Learner:
 
 
 def seconds(options: argparse.Namespace, work: Callable[[], object]) -> float:
-    """The best of several times."""
+    """Seconds of the fastest of several repetitions."""
     best = float("inf")
     for _ in range(options.repeats):
         _wait(options)
@@ -70,19 +73,15 @@ def _wait(options: argparse.Namespace) -> None:
 
 
 def training(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Images/s of TUNA's first step, by batch; the references' way (eager, float32, batch 48) first."""
+    """Images per second of TUNA's first step by batch size; first that of the references (eager, float32, batch 48)."""
     eager = {"graph": False, "compile": False, "precision": "float32"}
     rows = []
     for batch, switches in [(48, eager), *((batch, {}) for batch in options.batches)]:
         config = configuration(options, "tuna", train={"batch": batch, **switches})
         stream = noise(options.images, options.side, steps=1).to(torch.device(options.device))
-        ends: list[tuple[float, int]] = []
-
-        def after_epoch(progress: Progress, ends: list[tuple[float, int]] = ends) -> None:
-            ends.append((progress.seconds, progress.images))
-
-        notes = learner_of(options, config).learn(stream[0], None, after_epoch)
-        speeds = [(n1 - n0) / (t1 - t0) for (t0, n0), (t1, n1) in pairwise(ends)]
+        epochs = EpochEnds()
+        notes = learner_of(options, config).learn(stream[0], epochs)
+        speeds = epochs.speeds()
         rows.append(
             {
                 "batch": batch,
@@ -104,14 +103,14 @@ def grown(options: argparse.Namespace, method: str, stream: Stream, **fields: An
 
 
 def fresh_seconds(options: argparse.Namespace, learner: Learner, stream: Stream) -> float:
-    """Of scoring the last step's test images with nothing kept from before, evaluation transform included."""
+    """Seconds of scoring the test images of the last step without cached features, with the evaluation transform."""
     last = stream[len(stream) - 1]
     with learner.engine.settled(), evaluating(learner):
         return seconds(options, lambda: list(learner.over(last.test.images, last.test_rows, learner.logits)))
 
 
 def inference(options: argparse.Namespace) -> dict[str, Any]:
-    """Images/s of TUNA at its first step, that is of one pass with adapters, without and with HA, in turn."""
+    """Images per second of TUNA at its first step (one pass with adapters), without and with HA, in turn."""
     stream = noise(options.images, options.side, steps=1).to(torch.device(options.device))
     taken = {
         use: fresh_seconds(options, grown(options, "tuna", stream, ha={"use": use}), stream) for use in (False, True)
@@ -120,15 +119,16 @@ def inference(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def kept_features(options: argparse.Namespace) -> dict[str, Any]:
-    """Evaluation of MOS at the last of twenty steps: with features kept from the steps before, against all anew."""
+    """Seconds of MOS's evaluation at the last of twenty steps: with cached features of earlier steps, and without."""
     stream = noise(max(2, options.images // STEPS), options.side).to(torch.device(options.device))
     learner = grown(options, "mos", stream)
+    assert isinstance(learner, Pretrained)
     before, last = stream[STEPS - 2], stream[STEPS - 1]
     kept = float("inf")
     for _ in range(options.repeats):
-        learner.restore(learner.state())  # forgets the features that it keeps
+        learner.restore(learner.state())  # clears the cached features
         with learner.engine.settled(), evaluating(learner):
-            learner.cached_test_features(before, learner.fixed_networks()[:-1])  # type: ignore[operator]
+            list(learner.test_features(before, learner.fixed_networks()[:-1]))
         once = argparse.Namespace(**{**vars(options), "repeats": 1})
         kept = min(kept, seconds(once, lambda: learner.predictions(last)))
     fresh = fresh_seconds(options, learner, stream)
@@ -154,9 +154,7 @@ def main() -> None:
     }
     print(json.dumps({key: document[key] for key in ("inference", "kept_features")}), flush=True)
     if options.out:
-        environment = describe_environment(Engine.create(options.device, resolve("cifar100-vit").train))
-        environment["command"] = f"python benchmarks/pretrained.py --device {options.device} --images {options.images}"
-        options.out.write_text(json.dumps({"environment": environment, **document}, indent=2) + "\n")
+        write_result(options.out, options.device, document, "cifar100-vit")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write results/README.md, and the table in README.md, from the raw records: `python benchmarks/results_page.py`."""
+"""Write results/README.md and the tables in README.md from the result files: `python benchmarks/results_page.py`."""
 
 from __future__ import annotations
 
@@ -9,36 +9,31 @@ from typing import Any
 
 from ffcil.methods import find_method
 from ffcil.metrics import average_accuracy, forgetting, last_accuracy
-from ffcil.report import RunRecord, load_run, load_runs
-from ffcil.report.analyse.tables import compare, markdown
-from ffcil.report.read.records import CLASSIFIER_NAMES
+from ffcil.report import RunRecord, compare, load_run, load_runs
+from ffcil.report.render.markdown import comparison_markdown
+from ffcil.runs.published import SUFFIX
 from ffcil.studies.executors.mps import portion
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 RESULTS = README.parent / "results"
 MOST_COMMANDS = 8
-"""that are listed of one study; a larger one has a table of its settings"""
+"""Largest number of commands that are listed for a study; a larger study gets a table of its settings."""
 INTRODUCTION = """# Results
 
-Made by `python benchmarks/results_page.py` from the records in this folder; do not edit. Each run's folder holds its
-configuration, one line a step, the counts behind every figure, and the command, commit and hardware that made it.
+Made by `python benchmarks/results_page.py` from the files in this folder; do not edit. The file of each run holds its
+configuration, one record per step, the counts behind every figure, and its command, commit and hardware.
 Accuracy in percent: average over the steps, after the last step; F is forgetting.
 """
 
 
 def alignment_done(run: RunRecord) -> str:
-    """By the last record: `alignment: auto` in a configuration does not tell."""
-    done = run.records[-1]["alignment"]
-    return "none" if done is None else "wa" if done["eta"] == 1 else "diwa"
-
-
-def reduction_of(run: RunRecord) -> str:
-    asked = run.config.get("reduction", "auto")
-    return str(asked) if asked != "auto" else "class_wise_mean" if run.config["robust"] else "mean"
+    """Alignment of the run; none if it had no second step."""
+    aligned = any(record["alignment"] for record in run.records)
+    return str(run.method_facts["framework"]["alignment"]) if aligned else "none"
 
 
 def norm_ratios(run: RunRecord) -> str:
-    """Mean row norm of the old classes over that of the new ones, before alignment, step by step."""
+    """Mean row norm of the old classes divided by that of the new ones, before alignment, for each step."""
     norms = [record.get("row_norms") for record in run.records]
     return " ".join(f"{old / new:.2f}" for old, new in filter(None, norms))
 
@@ -46,13 +41,14 @@ def norm_ratios(run: RunRecord) -> str:
 def run_rows(run: RunRecord) -> list[str]:
     environment, config = run.environment, run.config
     seeds = f"{config['class_seed']} / {config['arrival_seed']} / {config['train_seed']}"
-    alone = "" if environment["alone_on_the_gpu"] else " (shared with another run)"
+    alone = " (shared with another run)" if environment["alone_on_the_gpu"] is False else ""
     assert run.summary is not None
     speed = f"{run.summary['images_per_second']:,.0f}{alone}"
     wall_clock = environment["wall_clock_seconds"]
     minutes = "" if wall_clock is None else f"{wall_clock / 60:.1f}"
     return [
-        f"| [{run.folder.name}]({run.folder.relative_to(RESULTS)}) | {run.setting} | {reduction_of(run)} "
+        f"| [{run.folder.name}]({run.folder.relative_to(RESULTS)}{SUFFIX}) | {run.setting} "
+        f"| {run.method_facts['framework']['reduction']} "
         f"| {alignment_done(run)} | {seeds} | {classifier} "
         f"| {average_accuracy(table):.2f} | {last_accuracy(table):.2f} | {forgetting(table) or 0:.2f} "
         f"| {minutes} | {speed} | {environment['device']} | {environment['commit']} |"
@@ -79,12 +75,12 @@ def study(folder: Path) -> str:
     lines += [row for run in runs for row in run_rows(run)]
     commands = [f"{run.folder.name}: `{run.environment['command']}`" for run in runs[:MOST_COMMANDS]]
     if len(runs) > MOST_COMMANDS:
-        commands.append("The other runs' commands are in their `environment.json`.")
+        commands.append("The commands of the other runs are in their files.")
     if any(norm_ratios(run) for run in runs):
         commands.append("Old over new row norms, before alignment, from the second step on:")
         commands += [f"{run.folder.name}: {norm_ratios(run)}" for run in runs if norm_ratios(run)]
     about = (folder / "ABOUT.md").read_text(encoding="utf-8").strip()
-    tables = [] if len(runs) <= MOST_COMMANDS else [markdown(compare(runs))]
+    tables = [] if len(runs) <= MOST_COMMANDS else [comparison_markdown(compare(runs))]
     parts = [f"## {folder.name}", "", about, "", *tables, *lines, "", *[f"- {command}" for command in commands], ""]
     return "\n".join(parts)
 
@@ -212,7 +208,8 @@ def beside_pycil(paths: Sequence[Path]) -> str:
     for path in paths:
         document = json.loads(path.read_text(encoding="utf-8"))
         environment = document["environment"]
-        lines.append(f"- {made_by(environment)}, {environment['cores']} cores, PyCIL {environment['pycil_commit']}:")
+        facts = {**environment.get("machine", {}), **environment, **document}
+        lines.append(f"- {made_by(environment)}, {facts['cores']} cores, PyCIL {facts['pycil_commit']}:")
         for side in ("pycil", "ffcil"):
             steps = [
                 f"step {k}: {step['images'] / step['seconds']:,.0f} images/s, "
@@ -270,19 +267,19 @@ PUBLISHED = [
     ("cifar100-expansion-equal/memo", "linear", "70.2 / 58.5"),
     ("cifar100-expansion-equal/tagfex-third", "linear", "78.5 / 68.2"),
 ]
-"""run, classifier that the published figure is of, published average / last"""
+"""Run, classifier of the published figure, published average / last."""
 
 
 def headline() -> str:
-    """The first page's table: runs that were made as the published ones were, beside their figures."""
+    """Table of README.md: runs of published settings, beside the published figures."""
     lines = ["| average / last | published | ffcil | training images/s |", "|---|---|---|---|"]
-    for folder, classifier, published in PUBLISHED:
-        run = load_run(RESULTS / folder)
+    for name, classifier, published in PUBLISHED:
+        run = load_run(RESULTS / f"{name}{SUFFIX}")
         assert run.summary is not None
         epochs = run.config["train"]["epochs_scale"]
         shortened = "" if epochs == 1 else f", **{epochs:.0%} of the epochs**"
-        shared = "" if run.environment["alone_on_the_gpu"] else ", GPU shared"
-        table, what = run.tables[classifier], f"{run.config['backbone']}, {CLASSIFIER_NAMES[classifier]}{shortened}"
+        shared = ", GPU shared" if run.environment["alone_on_the_gpu"] is False else ""
+        table, what = run.tables[classifier], f"{run.config['backbone']}, {run.display_name(classifier)}{shortened}"
         lines.append(
             f"| {find_method(run.method).title}, {what} | {published} "
             f"| {average_accuracy(table):.2f} / {last_accuracy(table):.2f} "
@@ -292,7 +289,7 @@ def headline() -> str:
 
 
 def speeds() -> str:
-    """The first page's other table: what each benchmark measured, beside the usual way in the same go."""
+    """Table of README.md: measured speeds, beside those of the usual way in the same process."""
     step, vit, loading, shared = (
         json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
         for name in ("training-step", "pretrained", "loading", "sharing")

@@ -56,8 +56,18 @@ def records_of(folder: Path) -> list[dict[str, Any]]:
 
 def counts_of(folder: Path) -> dict[str, str]:
     """Digests of the dense confusion counts of all steps, by classifier."""
-    by_step = [np.load(folder / "counts" / f"step-{k + 1:03d}.npz") for k in range(len(SIZES))]
+    by_step = [dense_counts(folder / "counts" / f"step-{k + 1:03d}.npz") for k in range(len(SIZES))]
     return {name: digest(b"".join(step[name].tobytes() for step in by_step)) for name in sorted(by_step[0])}
+
+
+def dense_counts(path: Path) -> dict[str, Any]:
+    """Dense int64 tables by classifier, from dense arrays NAME or from sparse ones NAME/rows and so on."""
+    arrays = dict(np.load(path))
+    tables = {name: array for name, array in arrays.items() if "/" not in name}
+    for name in [key.removesuffix("/classes") for key in arrays if key.endswith("/classes")]:
+        tables[name] = np.zeros((int(arrays[f"{name}/classes"]),) * 2, dtype=np.int64)
+        tables[name][arrays[f"{name}/rows"], arrays[f"{name}/columns"]] = arrays[f"{name}/values"]
+    return tables
 
 
 def finished_run(folder: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,7 +80,7 @@ def finished_run(folder: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
 def interrupted_run(folder: Path, fields: Mapping[str, Any]) -> None:
     """A run folder whose run ended between the second step and the third."""
     import ffcil
-    from ffcil.runs.progress import Listener
+    from ffcil.training.progress import Listener
 
     class Interrupting(Listener):
         def step_done(self, record: Mapping[str, Any]) -> None:

@@ -1,9 +1,9 @@
-"""Images per second of several iCaRL trainings that share a GPU under MPS, against one alone: no start-up, no end.
+"""Images per second of several iCaRL trainings that share a GPU under MPS, compared with one alone, without start-up.
 
 python benchmarks/sharing.py --device cuda --runs 1 8 4 --out results/sharing.json
 
-Noise in the shape of CIFAR-100, ResNet-32, the fifth of ten steps, so with teacher and augmentation. Every training is
-a process of its own; its speed is taken between two moments at which all of them train, compiled and captured.
+The images are noise in the shape of CIFAR-100; ResNet-32, the fifth of ten steps, with teacher and augmentation. Every
+training is a separate process. Its speed is measured in a window in which all of them train, compiled and captured.
 `percent` is the share of the GPU's multiprocessors that each may use: all of them, and what a study gives it.
 """
 
@@ -22,31 +22,31 @@ from typing import Any
 import numpy as np
 import torch
 
-from ffcil.config.resolve import resolve
-from ffcil.runs.environment import describe_environment
 from ffcil.studies.executors.mps import PORTION, mps, mps_available, portion
-from ffcil.training.fit import Engine, Progress
+from ffcil.training.progress import FitProgress, Listener
 from methods import configuration, grown, noise
+from result_file import write_result
 
 FOREVER = 1_000_000
-"""epochs"""
+"""Number of epochs that never ends."""
 
 
-def train_until_told(options: argparse.Namespace, environment: dict[str, str], log: Path) -> None:
-    """A worker: a line an epoch, time and images so far, until there is a file `.stop` beside them."""
+def train_until_stopped(options: argparse.Namespace, environment: dict[str, str], log: Path) -> None:
+    """Train in a worker and log one line per epoch (time and images so far) until the file `.stop` exists."""
     os.environ.update(environment)
     torch.set_num_threads(1)
     config = configuration("icarl", "mean", FOREVER, options.backbone)
     learner, increment = grown(config, noise(options.images), options.device, 5)
     with log.open("w", buffering=1) as lines:
 
-        def after_epoch(progress: Progress) -> None:
-            lines.write(f"{time.time()} {progress.images}\n")
-            if log.with_suffix(".stop").exists():
-                raise KeyboardInterrupt  # a process that is killed may leave MPS without answer
+        class Log(Listener):
+            def epoch_done(self, progress: FitProgress) -> None:
+                lines.write(f"{time.time()} {progress.images}\n")
+                if log.with_suffix(".stop").exists():
+                    raise KeyboardInterrupt  # a killed process may leave MPS without an answer
 
         try:
-            learner.learn(increment, None, after_epoch)
+            learner.learn(increment, Log())
         except KeyboardInterrupt:
             return
 
@@ -62,7 +62,7 @@ def measure(options: argparse.Namespace, runs: int, environment: dict[str, str])
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder) / f"{k}.log" for k in range(runs)]
-        workers = [context.Process(target=train_until_told, args=(options, environment, log)) for log in logs]
+        workers = [context.Process(target=train_until_stopped, args=(options, environment, log)) for log in logs]
         for worker in workers:
             worker.start()
 
@@ -91,9 +91,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--runs", nargs="+", type=int, default=[1, 8])
-    parser.add_argument("--percent", nargs="*", type=int, default=[], help="others to try where there are several runs")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of the window")
-    parser.add_argument("--images", type=int, default=6_400, help="of an epoch")
+    parser.add_argument("--percent", nargs="*", type=int, default=[], help="Further percentages for several runs.")
+    parser.add_argument("--seconds", type=float, default=5.0, help="Seconds of the window.")
+    parser.add_argument("--images", type=int, default=6_400, help="Images per epoch.")
     parser.add_argument("--backbone", default="resnet32")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -106,14 +106,7 @@ def main() -> None:
                 rows.append({"percent": percent, **measure(options, runs, environment)})
                 print(json.dumps(rows[-1]), flush=True)
     if options.out:
-        # asked at the end: it takes hold of the GPU, outside of MPS
-        about = describe_environment(Engine.create(options.device, resolve("cifar100").train))
-        runs = " ".join(map(str, options.runs))
-        about["command"] = f"python benchmarks/sharing.py --device {options.device} --runs {runs}"
-        for name in ("percent", "seconds", "images", "backbone"):
-            if (value := getattr(options, name)) != parser.get_default(name):
-                about["command"] += f" --{name} {' '.join(map(str, value)) if isinstance(value, list) else value}"
-        options.out.write_text(json.dumps({"environment": about, "rows": rows}, indent=2) + "\n")
+        write_result(options.out, options.device, {"rows": rows})
 
 
 if __name__ == "__main__":

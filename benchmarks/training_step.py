@@ -1,29 +1,29 @@
-"""Images per second of iCaRL's training step (ResNet-32, batch 128, with teacher), by what is switched on.
+"""Images per second of iCaRL's training step (ResNet-32, batch 128, with teacher) with several settings of the engine.
 
 python benchmarks/training_step.py --device cuda --out results/training-step.json
 
-All variants run one after another in one process; the best epoch of each counts, the first (warm-up, capture,
-compilation) is reported apart.
+All variants run one after another in one process. The result is the best epoch of each; the first epoch (warm-up,
+capture, compilation) is reported separately.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from epoch_ends import EpochEnds
 from ffcil.arrivals import given_arrivals
 from ffcil.config.resolve import resolve
 from ffcil.data.image_set import ImageSet
 from ffcil.data.sources import CIFAR100_AUGMENTATION
 from ffcil.methods.learner import build_learner
-from ffcil.runs.environment import describe_environment
 from ffcil.stream import Stream
-from ffcil.training.fit import Engine, Progress
+from ffcil.training.engine import Engine
+from result_file import write_result
 
 VARIANTS: list[dict[str, Any]] = [
     {"graph": False, "compile": False, "precision": "float32"},
@@ -36,7 +36,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 def random_stream(images: int) -> Stream:
-    """Sixty classes of noise: fifty old ones, ten new."""
+    """Images of noise: fifty old classes and ten new ones."""
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (images, 3, 32, 32), generator=generator, dtype=torch.uint8)
     split = ImageSet(pixels, torch.arange(images) % 60, tuple(map(str, range(60))))
@@ -52,19 +52,14 @@ def measure(variant: dict[str, Any], stream: Stream, device: str, epochs: int) -
     learner = build_learner(config, CIFAR100_AUGMENTATION, engine)
     on_device = stream.to(engine.device)
     learner.begin(on_device[0])
-    ends: list[tuple[float, int]] = []
-
-    def after_epoch(progress: Progress) -> None:
-        ends.append((progress.seconds, progress.images))
-
-    learner.learn(on_device[1], None, after_epoch)
-    epochs_after = [(t1 - t0, n1 - n0) for (t0, n0), (t1, n1) in pairwise(ends)]
-    speeds = [images / seconds for seconds, images in epochs_after]
+    timed = EpochEnds()
+    learner.learn(on_device[1], timed)
+    speeds = timed.speeds()
     return {
         **variant,
         "images_per_second": max(speeds),
         "slowest_epoch": min(speeds),
-        "first_epoch_seconds": ends[0][0],
+        "first_epoch_seconds": timed.ends[0][0],
     }
 
 
@@ -81,12 +76,7 @@ def main() -> None:
         results.append(measure(variant, stream, options.device, options.epochs))
         print(json.dumps(results[-1]), flush=True)
     if options.out:
-        environment = describe_environment(Engine.create(options.device, resolve("cifar100").train))
-        environment["command"] = (
-            f"python benchmarks/training_step.py --device {options.device} --epochs {options.epochs}"
-        )
-        document = {"environment": environment, "n": options.epochs - 1, "variants": results}
-        options.out.write_text(json.dumps(document, indent=2) + "\n")
+        write_result(options.out, options.device, {"n": options.epochs - 1, "variants": results})
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@ python examples/schedule_to_table.py
 import rich
 
 import ffcil
-from ffcil.report import compare, load_run
-from ffcil.report.analyse.tables import terminal
+from ffcil.report import compare, load_run, terminal_table
 
 schedule = ffcil.free_flow(classes=12, steps=5, smallest=1, largest=5, alpha=1.0, order="jumbled", seed=1)
 print(schedule.draw())
@@ -15,4 +14,4 @@ folders = []
 for robust in (False, True):
     config = ffcil.resolve("glyphs", {"method": "icarl", "arrivals": {"sizes": schedule.sizes}, "robust": robust})
     folders.append(ffcil.Run(config, device="cpu").execute()["folder"])
-rich.print(terminal(compare([load_run(folder) for folder in folders])))
+rich.print(terminal_table(compare([load_run(folder) for folder in folders])))

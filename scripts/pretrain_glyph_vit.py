@@ -38,7 +38,7 @@ from ffcil.data.augment import Augmentation
 from ffcil.data.glyphs import CHARACTERS, draw_glyphs, faces_with, glyph_mask, glyphs
 from ffcil.models.glyph_vit import glyph_vit, glyph_vit_weights
 from ffcil.runs.environment import describe_environment
-from ffcil.training.fit import Engine
+from ffcil.training.engine import Engine
 
 KINDS = {"Lu", "Ll", "Lo", "Nd", "So", "Sc", "Po"}  # letters, digits, symbols, currencies, punctuation
 PATTERNS = ("BRAILLE", "BOX ", "BLOCK", "SHADE", "QUADRANT", "ARROW", "HEXAGRAM")  # differ by a dot or a bar

@@ -18,9 +18,11 @@ from ffcil.config.resolve import resolve
 from ffcil.config.settings import RunConfig
 from ffcil.data.augment import Augmentation
 from ffcil.data.image_set import ImageSet
-from ffcil.methods.learner import Learner, build_learner
+from ffcil.methods import Learner, build_learner
 from ffcil.stream import Stream
-from ffcil.training.fit import Engine
+from ffcil.training.engine import Engine
+from ffcil.training.progress import FitProgress, Listener
+from skips import pytest_terminal_summary as pytest_terminal_summary
 
 settings.register_profile("ci", derandomize=True)  # CI tells of a change, not of luck; run by hand, tests explore
 if os.environ.get("CI"):
@@ -60,6 +62,13 @@ def small_config(**overrides: Any) -> RunConfig:
     for key, value in overrides.items():
         base[key] = {**base[key], **value} if isinstance(base.get(key), dict) else value
     return resolve("glyphs", base)
+
+
+class OnEpoch(Listener):
+    """Calls a function after every epoch."""
+
+    def __init__(self, call: Callable[[FitProgress], None]) -> None:
+        self.epoch_done = call  # type: ignore[method-assign]
 
 
 @pytest.fixture

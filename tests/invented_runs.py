@@ -1,4 +1,4 @@
-"""Run folders made from numbers that a test can add up by itself."""
+"""Synthetic run folders, whose numbers tests can sum up themselves."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-IMAGES = 20  # test images a class
+IMAGES = 20  # test images per class
 FREE_FLOW = {0: (1, 4, 1, 2), 1: (3, 1, 3, 1), 2: (2, 1, 1, 4)}
 SETTINGS = {"Equ.T": (False, False), "FF.org": (True, False), "FF.ours": (True, True), "Equ.ours": (False, True)}
 
 
 def counts_with(hits: list[int]) -> np.ndarray:
-    """A count table in which class c is right `hits[c]` times of IMAGES and otherwise taken for its neighbour.
+    """Count table with `hits[c]` correct predictions of IMAGES for class c; its neighbour gets the others.
 
-    A class that is alone has no neighbour to be taken for: it is always right.
+    A single class has no neighbour and is always predicted correctly.
     """
     table = np.diag(hits)
     for c, right in enumerate(hits):
@@ -40,7 +40,7 @@ def write_run(
     steps: int | None = None,
     **config: Any,
 ) -> Path:
-    """A run's folder. `hits(classifier, step, class)` is how many of its IMAGES test images a class gets right."""
+    """Write a run folder. `hits(classifier, step, class)` is the number of correct predictions of IMAGES."""
     free, robust = SETTINGS[setting]
     sizes = sizes or (FREE_FLOW[seed] if free else (2, 2, 2, 2))
     seeds = {"class_seed": seed, "arrival_seed": seed, "train_seed": seed}
@@ -60,7 +60,7 @@ def write_run(
     for name, value in (("config", config), ("arrivals", arrivals), ("environment", environment)):
         (folder / f"{name}.json").write_text(json.dumps(value))
     if done:
-        # Deliberately wrong numbers: reports must count again from the tables.
+        # Wrong on purpose: reports must compute numbers from the count tables.
         wrong = {c: {"average": -1, "last": -1, "forgetting": -1, "curve": []} for c in classifiers}
         summary = {
             "title": {"icarl": "iCaRL"}.get(method, method.title()),
@@ -74,7 +74,7 @@ def write_run(
 
 
 def random_hits(setting: str, seed: int) -> Callable[[str, int, int], int]:
-    """Reproducible hits: the same classifier, step and class always give the same number."""
+    """Reproducible numbers of hits by classifier, step and class."""
     level = {"Equ.T": 14, "FF.org": 8, "FF.ours": 11, "Equ.ours": 15}[setting]
 
     def hits(classifier: str, step: int, position: int) -> int:
@@ -85,7 +85,7 @@ def random_hits(setting: str, seed: int) -> Callable[[str, int, int], int]:
 
 
 def naive(setting: str, seed: int, classifier: str) -> tuple[float, float, float]:
-    """Average, last and forgetting from the hits alone, by plain sums."""
+    """Average accuracy, last accuracy and forgetting by plain sums over the hits."""
     sizes = FREE_FLOW[seed] if SETTINGS[setting][0] else (2, 2, 2, 2)
     drawn = random_hits(setting, seed)
     curve = []
@@ -106,7 +106,7 @@ def naive(setting: str, seed: int, classifier: str) -> tuple[float, float, float
 
 
 def write_study(folder: Path) -> Path:
-    """Three settings, three seeds; FF.ours lacks seed 2: that run of it is unfinished."""
+    """Write runs of three settings and three seeds; the run of FF.ours with seed 2 is unfinished."""
     for setting, seed in itertools.product(("Equ.T", "FF.org", "FF.ours"), (0, 1, 2)):
         unfinished = setting == "FF.ours" and seed == 2
         hits = random_hits(setting, seed)
@@ -116,7 +116,7 @@ def write_study(folder: Path) -> Path:
 
 
 def write_sweep(folder: Path) -> Path:
-    """Equ.T on three seeds; FF.org and FF.ours at three alphas and two orders, the main point on three seeds."""
+    """Write runs of Equ.T, and of FF.org and FF.ours at three alphas and two orders."""
     points = [(1.0, "jumbled", (0, 1, 2)), (0.1, "jumbled", (0, 1)), (4.0, "jumbled", (0, 1))]
     points.append((1.0, "ascending", (0, 1)))
 

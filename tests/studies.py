@@ -1,4 +1,4 @@
-"""A study of seconds, for tests: six classes of colours in three steps."""
+"""A study for tests that takes seconds: six classes of colours in three steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SETTINGS = {
 
 
 def write_small_study(path: Path, colours: Path, epochs: int = 2, **changes: Any) -> Path:
-    """iCaRL under FF.org and FF.ours on one seed, unless `changes` says otherwise."""
+    """Write a study of iCaRL under FF.org and FF.ours with one seed; `changes` replaces fields of the file."""
     phase = {"epochs": epochs, "learning_rate": 0.05}
     content = {
         "title": "small",
@@ -52,7 +52,7 @@ def small_jobs(tmp_path: Path, colours: Path, **changes: Any) -> list[Job]:
 
 
 def timeless_records(out: Path) -> dict[str, list[dict[str, Any]]]:
-    """Records by run, without what depends on the clock."""
+    """Records by run, without measured times."""
     found = {}
     for path in sorted((out / "runs").glob("*/records.jsonl")):
         records = [json.loads(line) for line in path.read_text().splitlines()]
@@ -63,7 +63,7 @@ def timeless_records(out: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def launch(study: Path, out: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """`ffcil study` as a process of its own."""
+    """Start `ffcil study` in a process of its own."""
     command = [sys.executable, "-m", "ffcil", "study", str(study), "--out", str(out), "--device", "cpu", *arguments]
     return subprocess.Popen(
         command,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from conftest import AUGMENTATION, small_config, small_stream
 from ffcil.arrivals import given_arrivals
 from ffcil.data.glyphs import CHARACTERS, draw_glyphs
 from ffcil.data.image_set import ImageSet
-from ffcil.methods.learner import Learner, build_learner
+from ffcil.methods.learner import Learner
 from ffcil.methods.moal import MoAL, pseudo_features
 from ffcil.methods.ranpac import RanPAC
+from ffcil.methods.registry import build_learner
 from ffcil.models.analytic import (
     RIDGES,
     AnalyticHead,
@@ -30,7 +32,8 @@ from ffcil.models.analytic import (
 )
 from ffcil.runs.run import evaluate
 from ffcil.stream import Stream
-from ffcil.training.fit import Engine
+from ffcil.training.engine import Engine
+from ffcil.training.progress import FitProgress, Listener
 
 Make = Callable[..., Learner]
 
@@ -54,7 +57,7 @@ def head(features: int = 6, hidden: int = 40, classes: int = 4, ridge: float = 0
 
 
 class Recursion:
-    """The published form: R and W, batch after batch by the Woodbury identity."""
+    """The published form: R and W, updated batch by batch with the Woodbury identity."""
 
     def __init__(self, phi: Tensor, wanted: Tensor, ridge: float, scale: float) -> None:
         self.R = torch.linalg.inv(phi.T @ phi + ridge * torch.eye(phi.shape[1], dtype=phi.dtype))
@@ -74,8 +77,8 @@ def one_hot(targets: Tensor, classes: int) -> Tensor:
     return (targets[:, None] == torch.arange(classes)).double()
 
 
-def test_sums_are_the_published_recursion() -> None:
-    """A first step scaled by 0.9, then memorising and, of what was then wrong, ruminating."""
+def test_sums_equal_the_published_recursion() -> None:
+    """A first step scaled by 0.9, then memorising, then rumination of what is misclassified."""
     analytic = head(classes=3)
     features = [normal(30, 6, seed=k) for k in range(3)]
     targets = [torch.randint(0, 3, (30,), generator=seeded(4)), torch.randint(3, 5, (30,), generator=seeded(5))]
@@ -95,7 +98,7 @@ def test_sums_are_the_published_recursion() -> None:
     expected.update(phi[1], one_hot(targets[1], 5))
     torch.testing.assert_close(analytic.weight, expected.W, rtol=0, atol=1e-10)
 
-    memorised = expected.W.clone()  # what is wrong is wrong by these weights, also in later batches
+    memorised = expected.W.clone()  # all batches are classified by these weights
     wrong = (phi[2] @ memorised).argmax(1) != targets[2]
     assert 0 < wrong.sum() < 30
     assert torch.equal(analytic.predict(features[2]) != targets[2], wrong)
@@ -119,7 +122,7 @@ def test_growing_keeps_old_columns() -> None:
         assert torch.equal(analytic.state_dict()[name], before[name])
 
 
-def test_rows_beyond_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_rows_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     features, targets = normal(50, 6), torch.arange(50) % 4
     whole, parts = head(), head()
     whole.add(features, targets)
@@ -140,7 +143,7 @@ def test_gradients_reach_the_features() -> None:
 
 
 def test_a_ridge_below_the_rounding_still_solves() -> None:
-    rows = normal(3, 50) * 1e6  # rank 3 of 50, and 1e-8 is nothing beside 1e12
+    rows = normal(3, 50) * 1e6  # rank 3 of 50, and 1e-8 is lost beside 1e12
     gram, moments = rows.T @ rows, rows.T @ normal(3, 2, seed=1)
     weight = solve_ridge(gram, moments, 1e-8)
     assert weight.isfinite().all()
@@ -153,7 +156,7 @@ def test_a_ridge_below_the_rounding_still_solves() -> None:
 
 
 def naive_errors(rows: Tensor, wanted: Tensor, fitted: int) -> Tensor:
-    """A solution for each lambda."""
+    """Solve once for each lambda."""
     errors = []
     for ridge in RIDGES:
         gram = rows[:fitted].T @ rows[:fitted] + ridge * torch.eye(rows.shape[1], dtype=rows.dtype)
@@ -164,17 +167,17 @@ def naive_errors(rows: Tensor, wanted: Tensor, fitted: int) -> Tensor:
 
 @pytest.mark.parametrize("noise", [0.01, 1.0, 30.0])
 @pytest.mark.parametrize(("count", "columns"), [(100, 20), (40, 60)], ids=["primal", "dual"])
-def test_one_decomposition_is_a_loop_of_solutions(count: int, columns: int, noise: float) -> None:
+def test_one_decomposition_equals_a_loop_of_solutions(count: int, columns: int, noise: float) -> None:
     rows, fitted = normal(count, columns), int(0.8 * count)
     wanted = rows @ normal(columns, 3, seed=1) + noise * normal(count, 3, seed=2)
     errors, naive = ridge_errors(rows, wanted, fitted), naive_errors(rows, wanted, fitted)
-    torch.testing.assert_close(errors, naive, rtol=1e-5, atol=0)  # the loop's own rounding, at lambda = 1e-8
+    torch.testing.assert_close(errors, naive, rtol=1e-5, atol=0)  # rounding of the loop at lambda = 1e-8
     best = RIDGES.index(choose_ridge(rows, wanted, fitted))
     assert naive[best] <= naive.min() * (1 + 1e-5)
 
 
-def test_the_dual_is_the_primal() -> None:
-    """Columns of zeros change no solution, but make the same problem one for the dual."""
+def test_the_dual_equals_the_primal() -> None:
+    """Columns of zeros change no solution, but select the dual."""
     for noise in (0.1, 3.0, 30.0):
         rows = normal(50, 20)
         wanted = rows @ normal(20, 3, seed=1) + noise * normal(50, 3, seed=2)
@@ -207,10 +210,10 @@ def test_few_rows_of_one_class(count: int) -> None:
 def test_class_wise_weights_by_hand() -> None:
     weights = class_balanced(torch.tensor([5, 2, 5, 5]))
     torch.testing.assert_close(weights, torch.tensor([2 / 3, 2.0, 2 / 3, 2 / 3], dtype=torch.float64))
-    assert class_balanced(torch.tensor([1, 0, 1, 0])).eq(1).all()  # classes that are equal already
+    assert class_balanced(torch.tensor([1, 0, 1, 0])).eq(1).all()  # balanced classes
 
 
-def test_a_weight_of_two_is_a_row_twice() -> None:
+def test_a_weight_of_two_equals_a_repeated_row() -> None:
     features, targets = normal(12, 6), torch.arange(12) % 4
     weights = torch.ones(12)
     weights[3] = 2
@@ -223,13 +226,13 @@ def test_a_weight_of_two_is_a_row_twice() -> None:
 
 @pytest.mark.parametrize("reduction", ["mean", "class_wise_mean"])
 @pytest.mark.parametrize("method", ["ranpac", "moal"])
-def test_sums_of_a_first_step(make_learner: Make, method: str, reduction: str) -> None:
+def test_sums_of_the_first_step(make_learner: Make, method: str, reduction: str) -> None:
     learner = make_learner(method=method, reduction=reduction, options={"hidden": 30})
-    assert isinstance(learner, RanPAC)
+    assert isinstance(learner, RanPAC | MoAL)
     increment = small_stream([3], [16, 4, 1])[0]
     learner.learn(increment)
     with torch.no_grad():
-        features, targets = learner.sweep(increment)
+        features, targets = learner.extract_features(increment)
         phi = learner.analytic.expand(features).double()
     share = {0: 21 / (3 * 16), 1: 21 / (3 * 4), 2: 21 / 3}
     weights = [share[int(y)] if reduction == "class_wise_mean" else 1.0 for y in targets]
@@ -252,7 +255,7 @@ def test_whose_images_choose_lambda(
     make_learner: Make, monkeypatch: pytest.MonkeyPatch, method: str, ridge_from: str, choosing: Sequence[int]
 ) -> None:
     learner = make_learner(method=method, options={"hidden": 30, "ridge_from": ridge_from})
-    assert isinstance(learner, RanPAC)
+    assert isinstance(learner, RanPAC | MoAL)
     chose: list[int] = []
     choose = learner.analytic.choose
 
@@ -271,7 +274,7 @@ def test_whose_images_choose_lambda(
 # --- RanPAC ---------------------------------------------------------------------------------------------------------
 
 
-def test_ranpac_is_one_ridge_regression_of_everything(make_learner: Make) -> None:
+def test_ranpac_equals_one_ridge_regression_of_all_steps(make_learner: Make) -> None:
     learner = make_learner(method="ranpac", options={"hidden": 30})
     assert isinstance(learner, RanPAC)
     stream = small_stream([3, 1, 2])
@@ -279,7 +282,7 @@ def test_ranpac_is_one_ridge_regression_of_everything(make_learner: Make) -> Non
     assert all(note["ridge"] in RIDGES for note in notes)
     assert [note["trained_parameters"] > 0 for note in notes] == [True, False, False]
     with torch.no_grad():
-        features, targets = learner.sweep(small_stream([6])[0])
+        features, targets = learner.extract_features(small_stream([6])[0])
         phi = learner.analytic.expand(features).double()
     ridge = max(notes[-1]["ridge"], 2.3e-16 * phi.square().sum().item())
     weight = torch.linalg.solve(phi.T @ phi + ridge * torch.eye(30, dtype=torch.float64), phi.T @ one_hot(targets, 6))
@@ -288,7 +291,7 @@ def test_ranpac_is_one_ridge_regression_of_everything(make_learner: Make) -> Non
 
 
 def test_ranpac_learns() -> None:
-    def drawn(each: int, seed: int) -> ImageSet:  # what the embedded network knows to look at
+    def drawn(each: int, seed: int) -> ImageSet:  # glyphs, on which the embedded network was trained
         images = torch.from_numpy(draw_glyphs(CHARACTERS[:6], each, seed))
         return ImageSet(images, torch.arange(6).repeat_interleave(each), CHARACTERS[:6])
 
@@ -297,7 +300,7 @@ def test_ranpac_learns() -> None:
     for increment in Stream(drawn(16, 0), drawn(8, 1), given_arrivals([1, 3, 2]), class_seed=None):
         learner.learn(increment)
         table = evaluate(learner, increment)["analytic"]
-    assert np.trace(table) / table.sum() > 0.8
+    assert table.diagonal.sum() / table.values.sum() > 0.8
 
 
 # --- MoAL -----------------------------------------------------------------------------------------------------------
@@ -311,8 +314,8 @@ def test_the_drift_is_found() -> None:
     torch.testing.assert_close(drift(others), others @ by + bias, rtol=0, atol=1e-6)
 
 
-def test_where_the_images_say_nothing_features_stay() -> None:
-    """All images lie on one axis: along the others a prototype moves by the shift that they share, and no more."""
+def test_features_only_shift_where_images_do_not_vary() -> None:
+    """All images lie on one axis. Along the others a prototype moves by the common shift only."""
     old = torch.zeros(20, 4, dtype=torch.float64)
     old[:, 0] = torch.linspace(-1, 1, 20)
     shift = torch.tensor([0.0, 0.5, 0.0, 0.0], dtype=torch.float64)
@@ -330,10 +333,18 @@ def test_the_drift_of_one_image_is_a_shift() -> None:
 def test_pseudo_features_by_hand() -> None:
     means = torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.1, 1.0], [3.0, 0.2]])  # two old classes, two new ones
     features, targets = torch.tensor([[3.0, 1.0], [0.0, 1.0], [3.0, -0.6], [0.2, 1.0]]), torch.tensor([3, 2, 3, 2])
-    made_up, classes = pseudo_features(features, targets, means, 2)
+    synthesised, classes = pseudo_features(features, targets, means, 2)
     assert classes.tolist() == [0, 0, 1, 1]
     expected = torch.tensor([[1.0, 0.8], [1.0, -0.8], [-0.1, 2.0], [0.1, 2.0]])
-    torch.testing.assert_close(made_up, expected)
+    torch.testing.assert_close(synthesised, expected)
+
+
+class AfterEpoch(Listener):
+    def __init__(self, action: Callable[[], None]) -> None:
+        self.action = action
+
+    def epoch_done(self, progress: FitProgress) -> None:
+        self.action()
 
 
 def flat(adapters: nn.Module) -> Tensor:
@@ -346,7 +357,7 @@ def test_the_running_mean_by_hand(make_learner: Make, monkeypatch: pytest.Monkey
     stream = small_stream([2, 2])
     learner.learn(stream[0])
     before, trail = flat(learner.adapters), []
-    learner.learn(stream[1], after_epoch=lambda progress: trail.append(flat(learner.adapters)))
+    learner.learn(stream[1], AfterEpoch(lambda: trail.append(flat(learner.adapters))))
     expected = before
     for after_epoch in trail:
         expected = 0.7 * expected + 0.3 * after_epoch
@@ -361,12 +372,12 @@ def test_the_first_step_adapts_freely(make_learner: Make) -> None:
     learner = make_learner(method="moal", options={"hidden": 30})
     assert isinstance(learner, MoAL)
     trail: list[Tensor] = []
-    learner.learn(small_stream([3])[0], after_epoch=lambda progress: trail.append(flat(learner.adapters)))
+    learner.learn(small_stream([3])[0], AfterEpoch(lambda: trail.append(flat(learner.adapters))))
     assert torch.equal(flat(learner.adapters), trail[-1])
 
 
 def test_a_step_of_moal_by_hand(make_learner: Make) -> None:
-    """The second step's weights, from the features of both networks alone."""
+    """The second step's weights, from the features of both networks."""
     learner = make_learner(method="moal", options={"hidden": 30, "momentum": 0.5})
     assert isinstance(learner, MoAL)
     stream = small_stream([3, 2])
@@ -376,8 +387,8 @@ def test_a_step_of_moal_by_hand(make_learner: Make) -> None:
     notes = learner.learn(stream[1])
     assert notes["ridge"] == ridge
     with torch.no_grad():
-        features, targets = learner.sweep(stream[1])
-        before, _ = learner.sweep(stream[1], learner._earlier_features)
+        features, targets = learner.extract_features(stream[1])
+        before, _ = learner.extract_features(stream[1], partial(learner.adapted, learner.earlier))
         drift = fit_drift(before, features, learner.generator(stream[1], "drift"))
         means = torch.cat([drift(means), torch.stack([features[targets == c].mean(0) for c in (3, 4)])])
         torch.testing.assert_close(learner.statistics.means, means)
@@ -404,7 +415,7 @@ def test_a_step_of_moal_by_hand(make_learner: Make) -> None:
     ("sizes", "per_class"), [([1, 2], [1, 16, 16]), ([2, 1], [16, 16, 1]), ([1, 1, 1], [1, 1, 1])], ids=str
 )
 @pytest.mark.parametrize("method", ["ranpac", "moal"])
-def test_steps_of_one_image(
+def test_steps_with_a_single_image(
     make_learner: Make, method: str, sizes: Sequence[int], per_class: Sequence[int], robust: bool
 ) -> None:
     learner = make_learner(method=method, robust=robust, options={"hidden": 30})
@@ -419,4 +430,4 @@ def test_moal_remembers(make_learner: Make) -> None:
     for increment in small_stream([1, 3, 2]):
         learner.learn(increment)
         table = evaluate(learner, increment)["analytic"]
-    assert np.trace(table) / table.sum() > 0.6
+    assert table.diagonal.sum() / table.values.sum() > 0.6

@@ -30,7 +30,9 @@ from ffcil.data.autoaugment import (
 from ffcil.data.glyphs import GLYPHS_AUGMENTATION
 from ffcil.data.sources import CIFAR100_AUGMENTATION, load_dataset
 from ffcil.runs.run import Run
-from ffcil.training.fit import Engine, FitData, Rate, fit
+from ffcil.training.batches import ImageSource
+from ffcil.training.engine import Engine
+from ffcil.training.fit import Optimisation, ParameterGroup, Training, fit
 
 MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 SIZES = [(32, 32), (21, 34), (33, 20)]
@@ -346,9 +348,10 @@ def test_fit_trains_on_what_train_gives() -> None:
         seen.append(images.clone())
         return weight * images.mean()
 
-    phase = Phase(epochs=2, learning_rate=0.1)
+    optimisation = Optimisation.of_phase(Phase(epochs=2, learning_rate=0.1), settings.momentum)
+    source = ImageSource(data, torch.arange(32), augmentation, settings.batch, views=2)
     with engine.settled():
-        fit(loss, [Rate([weight])], FitData(data, torch.arange(32), augmentation, 2), phase, settings, engine, seed=0)
+        fit(Training(loss, [ParameterGroup([weight])], source, optimisation, seed=0), engine)
     assert [batch.shape for batch in seen] == [(2 * settings.batch, 3, 16, 16)] * 4
     assert not torch.equal(seen[0], seen[2])
     black = [(pixels(batch) == 0).all(1).float().mean() for batch in seen]

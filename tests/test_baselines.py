@@ -12,18 +12,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import AUGMENTATION, small_config, small_stream
+from conftest import AUGMENTATION, OnEpoch, small_config, small_stream
 from ffcil.config.resolve import resolve
 from ffcil.data.augment import Augmentation
+from ffcil.methods import Learner, build_learner
 from ffcil.methods.bic import BiC
 from ffcil.methods.ewc import EWC
-from ffcil.methods.learner import Learner, build_learner
 from ffcil.methods.lwf import LwF
 from ffcil.methods.wa import WA
 from ffcil.runs.checkpoint import load_state, save_state
 from ffcil.runs.run import Run
 from ffcil.stream import Stream
-from ffcil.training.fit import Engine, FitData, Progress, fit
+from ffcil.training.batches import ImageSource
+from ffcil.training.engine import Engine
+from ffcil.training.fit import Optimisation, Training, fit
+from ffcil.training.progress import FitProgress
 from test_run import Bomb, config, counts, records
 
 Make = Callable[..., Learner]
@@ -80,7 +83,7 @@ def test_wa_aligns_and_diwa_takes_its_place(make_learner: Make, fields: dict[str
     stream = small_stream([2, 1])
     assert learner.learn(stream[0])["alignment"] is None
     assert learner.learn(stream[1])["alignment"]["eta"] == pytest.approx(eta)
-    assert learner.classifiers[0] == "linear"
+    assert learner.scored == "linear"
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -122,7 +125,7 @@ def test_a_class_that_arrives_alone_leaves_its_row_as_drawn(make_learner: Make, 
     learner.learn(stream[0])
     learner.begin(stream[1])
     drawn = learner.head.weight[3].detach().clone()
-    learner.learn(stream[1], Progress())
+    learner.learn(stream[1], resume=FitProgress())
     assert torch.equal(learner.head.weight[3], drawn)
     assert (learner.predictions(stream[0])["linear"] < 3).float().mean() > 0.5
 
@@ -189,10 +192,11 @@ def test_bics_correction_is_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None
     held_out = torch.cat(learner.held_out(stream[1]))
     assert len(held_out) == 5 * 8
 
-    def whole_set(loss: Any, rates: Any, data: FitData, _: Any, train: Any, *rest: Any) -> Progress:
-        assert sorted(data.rows.tolist()) == sorted(held_out.tolist())
-        longer = train.later.model_copy(update=phase)
-        return fit(loss, rates, data, longer, train.model_copy(update={"batch": 40}), *rest)
+    def whole_set(training: Training, engine: Engine) -> FitProgress:
+        assert isinstance(training.source, ImageSource)
+        assert sorted(training.source.rows.tolist()) == sorted(held_out.tolist())
+        longer = Optimisation.of_phase(settings.train.later.model_copy(update=phase), settings.train.momentum)
+        return fit(replace(training, optimisation=longer, source=replace(training.source, batch=40)), engine)
 
     monkeypatch.setattr("ffcil.methods.bic.fit", whole_set)
     notes = learner.learn(stream[1])
@@ -231,7 +235,7 @@ def test_bic_never_trains_on_held_out_images(make_learner: Make) -> None:
     assert isinstance(learner, BiC)
     stream = small_stream([3, 1, 3], per_class)
     for increment in stream:
-        rows, before = learner.training_rows(increment), set(learner.memory.rows().tolist())
+        rows, before = learner.training_rows(increment), set(learner.exemplars.rows().tolist())
         if increment.step == 1:
             assert torch.equal(rows, increment.rows)
         else:
@@ -250,10 +254,11 @@ def test_bic_never_trains_on_held_out_images(make_learner: Make) -> None:
 def test_bics_validation_set_is_balanced(make_learner: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Tensor] = []
 
-    def watch(loss: Any, rates: Any, data: FitData, *rest: Any) -> Progress:
-        seen.append(data.images.labels[data.rows])
-        assert [list(p.shape) for rate in rates for p in rate.parameters] == [[2]]
-        return fit(loss, rates, data, *rest)
+    def watch(training: Training, engine: Engine) -> FitProgress:
+        assert isinstance(training.source, ImageSource)
+        seen.append(training.source.images.labels[training.source.rows])
+        assert [list(p.shape) for group in training.groups for p in group.parameters] == [[2]]
+        return fit(training, engine)
 
     monkeypatch.setattr("ffcil.methods.bic.fit", watch)
     learner = make_learner(method="bic", memory={"budget": 100})
@@ -383,18 +388,18 @@ def test_a_restored_learner_ends_bit_equal(make_learner: Make, tmp_path: Path, m
     """Every tensor, not only what records show; epoch 6 of 6: before the correction, the Fisher and the memory."""
     stream, whole, again = small_stream([2, 1, 3]), make_learner(method=method), make_learner(method=method)
 
-    def save(progress: Progress) -> None:
+    def save(progress: FitProgress) -> None:
         if progress.epoch == epoch:
             save_state(tmp_path / "x", {"learner": whole.state(), "progress": vars(progress)})
 
     for position in (0, 1):
         whole.learn(stream[position])
-    whole.learn(stream[2], None, save)
+    whole.learn(stream[2], OnEpoch(save))
     for increment in stream:
         again.begin(increment)
     state = load_state(tmp_path / "x")
     again.restore(state["learner"])
-    again.learn(stream[2], Progress(**state["progress"]))
+    again.learn(stream[2], resume=FitProgress(**state["progress"]))
     save_state(tmp_path / "whole", whole.state())
     save_state(tmp_path / "again", again.state())
     assert (tmp_path / "whole").read_bytes() == (tmp_path / "again").read_bytes()

@@ -1,4 +1,4 @@
-"""States on disk: exact round trips, and whole files whatever happens."""
+"""States on disk: exact round trips, and complete files whatever happens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ffcil.runs.checkpoint import checkpoints, load_state, save_checkpoint, save_state, write_whole
+from ffcil.runs.atomic import write_whole
+from ffcil.runs.checkpoint import load_state, save_checkpoint, save_state
+from ffcil.runs.folder import checkpoints
 
 
 def test_round_trip_of_everything(tmp_path: Path) -> None:
@@ -32,7 +34,7 @@ def test_round_trip_of_everything(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_the_one_before_goes_only_when_the_next_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_removed_after_the_next_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_checkpoint(tmp_path, 1, 9, {"x": 1})
 
     def no_space(descriptor: int) -> None:
@@ -43,7 +45,7 @@ def test_the_one_before_goes_only_when_the_next_is_whole(tmp_path: Path, monkeyp
         save_checkpoint(tmp_path, 2, 0, {"x": 2})
     monkeypatch.undo()
     assert [load_state(path)["x"] for path in checkpoints(tmp_path)] == [1]
-    assert len(list(tmp_path.iterdir())) == 1  # no drafts are left
+    assert len(list(tmp_path.iterdir())) == 1  # No drafts remain.
     save_checkpoint(tmp_path, 2, 0, {"x": 2})
     assert [load_state(path)["x"] for path in checkpoints(tmp_path)] == [2]
 

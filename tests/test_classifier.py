@@ -20,12 +20,11 @@ from ffcil.data.image_set import ImageSet
 from ffcil.data.own_images import own_augmentation
 from ffcil.data.ragged import RaggedImages
 from ffcil.errors import InputError
-from ffcil.methods import METHODS
-from ffcil.methods.learner import build_learner
-from ffcil.runs.progress import Listener
+from ffcil.methods import METHODS, build_learner
 from ffcil.runs.run import augmentation_of
 from ffcil.stream import Increment, Stream
-from ffcil.training.fit import Engine
+from ffcil.training.engine import Engine
+from ffcil.training.progress import FitProgress, Listener
 
 SIZES = [2, 1, 3]
 SIDE = 16
@@ -52,9 +51,10 @@ def scores_of_a_stream(config: RunConfig, images: ImageSet, test: ImageSet) -> t
     learner = build_learner(config, augmentation, Engine.create("cpu", config.train))
     for increment in Stream(images, test, given_arrivals(SIZES), class_seed=None):
         learner.learn(increment)
-    scored = learner.classifiers[0]
     with torch.no_grad():
-        return torch.cat([s[scored] for s in learner.over(test.images, torch.arange(len(test)), learner.logits)])
+        return torch.cat(
+            [s[learner.scored] for s in learner.over(test.images, torch.arange(len(test)), learner.logits)]
+        )
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
@@ -75,7 +75,7 @@ def test_who_listens_to_a_learning_hears_of_its_images_and_of_no_others() -> Non
     heard: list[int] = []
 
     class Hears(Listener):
-        def looked_at(self, done: int, total: int) -> None:
+        def images_done(self, done: int, total: int) -> None:
             heard.append(total)
 
     classifier = Classifier(config_of(method="simplecil"), "cpu")
@@ -103,7 +103,7 @@ class Breaks(Listener):
     def __init__(self, after: int) -> None:
         self.left = after
 
-    def epoch_done(self, epoch: int, loss: float, images_per_second: float) -> None:
+    def epoch_done(self, progress: FitProgress) -> None:
         self.left -= 1
         if self.left == 0:
             raise KeyboardInterrupt
@@ -125,8 +125,8 @@ def test_a_learning_broken_off_is_taken_up(tmp_path: Path) -> None:
     epochs: list[int] = []
 
     class Counts(Listener):
-        def epoch_done(self, epoch: int, loss: float, images_per_second: float) -> None:
-            epochs.append(epoch)
+        def epoch_done(self, progress: FitProgress) -> None:
+            epochs.append(progress.epoch)
 
     taught, _ = teach(tmp_path / "a", [first, second], config, device="cpu", listener=Counts())
     assert epochs == [4, 5, 6]  # the third was the last that was noted

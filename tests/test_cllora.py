@@ -1,4 +1,4 @@
-"""CL-LoRA against plain computations: full passes, sums by hand, gradients by row."""
+"""CL-LoRA against plain computations: full forward passes, losses by hand, gradients by row."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def in_the_second_step(learner: CLLoRA) -> CLLoRA:
 
 
 def distillation_by_hand(learner: CLLoRA, images: Tensor, ups: list[Tensor]) -> Tensor:
-    """Of every image, through copies of the shared LoRA that have `ups`: a graph of its own."""
+    """Distillation loss of every image, with `ups` in the shared LoRA, in a separate graph."""
 
     def early(values: list[Tensor]) -> Tensor:
         tokens = learner.vit.embed(images)
@@ -76,7 +76,7 @@ def distillation_by_hand(learner: CLLoRA, images: Tensor, ups: list[Tensor]) -> 
     return -(soft * (early(ups) / 2).log_softmax(1)).sum(1)
 
 
-def test_the_modules_are_where_they_belong(make_cllora: Make) -> None:
+def test_which_modules_exist_and_are_trained(make_cllora: Make) -> None:
     learner = learned(make_cllora(), small_stream([2, 2]))
     assert (len(learner.shared), [len(loras(s)) for s in learner.specific]) == (3, [3, 3])  # of 6 blocks
     trained = {name for name, parameter in learner.named_parameters() if parameter.requires_grad}
@@ -84,13 +84,13 @@ def test_the_modules_are_where_they_belong(make_cllora: Make) -> None:
     newest = {f"specific.1.{k}.{part}" for k in range(3) for part in ("down", "up", "weight")}
     assert trained == shared | newest | {"head.weight", "head.scale"}
     assert make_cllora(options={"shared_blocks": 5}).shared[4] is not None
-    with pytest.raises(InputError, match=r"shared_blocks=6 leaves no block of 6 on one side: choose 1 to 5"):
+    with pytest.raises(InputError, match=r"shared_blocks=6 leaves no other block of 6: choose 1 to 5"):
         make_cllora(options={"shared_blocks": 6})
 
 
 @pytest.mark.parametrize("robust", [False, True])
-def test_the_shared_trunk_is_as_good_as_full_passes(make_cllora: Make, robust: bool) -> None:
-    """Also with LoRA folded into the frozen weights of a copy, which is a network without LoRA."""
+def test_the_shared_trunk_equals_full_passes(make_cllora: Make, robust: bool) -> None:
+    """A copy of the network with LoRA added to its weights gives the same scores."""
     learner = learned(make_cllora(robust=robust), small_stream([2, 3, 1]))
     images, scores, folded_scores = some_images(), [], []
     with torch.no_grad():
@@ -102,17 +102,17 @@ def test_the_shared_trunk_is_as_good_as_full_passes(make_cllora: Make, robust: b
             full = learner.vit(images, [Tuning(lora=lora) for lora in attached])
             for features, into in ((full, scores), (folded(images), folded_scores)):
                 aligned = features if learner.ha is None else learner.ha(features)
-                into += [F.cosine_similarity(aligned, learner.prototypes[c], dim=1) for c in classes]
+                into += [F.cosine_similarity(aligned, learner.prototypes.means[c], dim=1) for c in classes]
         logits = learner.logits(images)["prototype"]
     assert logits.shape == (6, 6)
     torch.testing.assert_close(logits, 20 * torch.stack(scores, dim=1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(logits, 20 * torch.stack(folded_scores, dim=1), rtol=1e-4, atol=1e-4)
 
 
-def test_the_steps_have_features_of_their_own(make_cllora: Make) -> None:
+def test_every_step_has_its_own_features(make_cllora: Make) -> None:
     learner = learned(make_cllora(), small_stream([2, 2]))
     with torch.no_grad():
-        first, second = learner.features_by_step(some_images())
+        first, second = learner.features_by_step(some_images()).chunk(2, dim=1)
         assert (first - second).abs().max() > 1e-4
         torch.testing.assert_close(second, learner.features(some_images()))
 
@@ -141,7 +141,7 @@ def test_the_loss_by_hand(make_cllora: Make, reduction: str) -> None:
 
 @pytest.mark.parametrize("reassign", [True, False])
 def test_gradients_of_the_two_parts(make_cllora: Make, reassign: bool) -> None:
-    """Cross-entropy reaches the shared part as it is, distillation row by row times D * n_i / sum n."""
+    """The gradient of cross-entropy is unchanged; that of distillation is scaled row by row by D * n_i / sum n."""
     learner = in_the_second_step(make_cllora(options={"reassign_gradient": reassign}))
     images, targets = some_images(5), torch.tensor([2, 4, 4, 3, 4])
     ups = [lora.up for lora in loras(learner.shared)]
@@ -159,7 +159,7 @@ def test_gradients_of_the_two_parts(make_cllora: Make, reassign: bool) -> None:
                 weight = learner.vit.width * norms[i] / sum(norms) if reassign else 1.0
                 expected = of_ce[block][site, :, i] + weight * gradient[site, :, i]
                 torch.testing.assert_close(ours[block][site, :, i], expected, rtol=1e-3, atol=1e-6)
-    torch.testing.assert_close(ours[-1], of_ce[-1] + head_kd, rtol=1e-3, atol=1e-6)  # no gradient by the teacher
+    torch.testing.assert_close(ours[-1], of_ce[-1] + head_kd, rtol=1e-3, atol=1e-6)  # no gradient through the teacher
     assert max(gradient.abs().max() for gradient in of_kd) > 1e-4
 
 
@@ -170,7 +170,7 @@ def test_reassignment_changes_no_value(make_cllora: Make) -> None:
     assert torch.equal(*losses)
 
 
-def test_shares_of_nothing_are_even() -> None:
+def test_shares_of_zero_weights_are_equal() -> None:
     ups = torch.zeros(2, 2, 3, 8)
     ups[1, 0, :, 5] = 4.0
     shares = gradient_shares(ups)
@@ -180,8 +180,8 @@ def test_shares_of_nothing_are_even() -> None:
     assert shares[1, 0, 0].tolist() == [0, 0, 0, 0, 0, 8, 0, 0]
 
 
-def test_what_is_frozen_stays_and_the_rest_moves(make_cllora: Make) -> None:
-    """Down of the shared part for good, a step's set after it, the teacher during a step; evaluation moves nothing."""
+def test_frozen_parts_stay_and_the_others_change(make_cllora: Make) -> None:
+    """Frozen are `down` of the shared part, the sets of earlier steps and the teacher; evaluation changes nothing."""
     learner, stream = make_cllora(robust=True), small_stream([2, 3, 2])
     downs = [lora.down.clone() for lora in loras(learner.shared)]
     archived: dict[str, Tensor] = {}
@@ -203,22 +203,22 @@ def test_what_is_frozen_stays_and_the_rest_moves(make_cllora: Make) -> None:
 
 
 def test_prototypes_by_hand(make_cllora: Make) -> None:
-    """Means of untouched images under the newest set; those of earlier classes stay."""
+    """Means of images without augmentation under the newest set; those of earlier classes stay."""
     learner, stream = make_cllora(), small_stream([2, 3])
     learner.learn(stream[0])
-    early = learner.prototypes.clone()
+    early = learner.prototypes.means.clone()
     learner.learn(stream[1])
-    assert torch.equal(learner.prototypes[:2], early)
+    assert torch.equal(learner.prototypes.means[:2], early)
     plain = learner.settings.augmentation.plain
     tunings = [Tuning(lora=lora) for lora in [*loras(learner.shared), *loras(learner.specific[1])]]
     for label in (2, 3, 4):
         with torch.no_grad():
             features = learner.vit(plain(stream.train.images[stream.train.labels == label]), tunings)
-        torch.testing.assert_close(learner.prototypes[label], features.mean(0), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(learner.prototypes.means[label], features.mean(0), rtol=1e-4, atol=1e-5)
 
 
-def test_steps_of_one_class_teach_the_lora_nothing(make_cllora: Make) -> None:
-    """Nothing is NaN, though the teacher of the second step is zero, and a later step trains as it should."""
+def test_steps_with_a_single_class_do_not_train_the_lora(make_cllora: Make) -> None:
+    """Nothing is NaN, though the teacher of the second step is zero, and a later step trains."""
     learner = learned(make_cllora(), small_stream([1, 1, 3]))
     for alone in list(learner.specific)[:2]:
         assert all(lora.up.eq(0).all() for lora in loras(alone))
@@ -227,7 +227,7 @@ def test_steps_of_one_class_teach_the_lora_nothing(make_cllora: Make) -> None:
     assert all(value.isfinite().all() for value in learner.state_dict().values())
 
 
-def test_one_class_after_several(make_cllora: Make) -> None:
+def test_a_single_class_after_several(make_cllora: Make) -> None:
     learner, (first, second) = make_cllora(), small_stream([3, 1])
     learner.learn(first)
     before = torch.stack([lora.up.detach().clone() for lora in loras(learner.shared)])
@@ -237,8 +237,8 @@ def test_one_class_after_several(make_cllora: Make) -> None:
     assert learner.predictions(second)["prototype"].shape == (32,)
 
 
-def test_a_warm_start_goes_on_from_the_step_before(make_cllora: Make) -> None:
-    """So that a class that comes alone is seen as the classes before it, and not by the untuned network."""
+def test_a_warm_start_continues_from_the_step_before(make_cllora: Make) -> None:
+    """A class that arrives alone then has tuned features, like the classes before it."""
     learner, (first, second) = make_cllora(options={"warm_start": True}), small_stream([3, 1])
     learner.learn(first)
     tuned = torch.stack([lora.up.detach().clone() for lora in loras(learner.specific[0])])
@@ -248,5 +248,6 @@ def test_a_warm_start_goes_on_from_the_step_before(make_cllora: Make) -> None:
     alone = torch.stack([lora.up.detach() for lora in loras(learner.specific[1])])
     torch.testing.assert_close(alone, tuned, rtol=1e-2, atol=1e-6)  # weight decay alone
     with torch.no_grad():
-        of_first, of_second = learner.features_by_step(learner.settings.augmentation.plain(first.train.images[:8]))
+        images = learner.settings.augmentation.plain(first.train.images[:8])
+        of_first, of_second = learner.features_by_step(images).chunk(2, dim=1)
     torch.testing.assert_close(of_second, of_first, rtol=1e-2, atol=1e-3)

@@ -1,4 +1,4 @@
-"""`ffcil compare`: two runs, and two studies pair by pair, against differences taken by hand."""
+"""`ffcil compare`: two runs, or two studies in pairs, checked with naive differences."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_two_real_runs(tmp_path: Path, colours: Path) -> None:
 
 
 def study(folder: Path, settings: dict[str, str], seeds: tuple[int, ...], **config: Any) -> Path:
-    """`settings` names the setting whose hits each setting's runs have."""
+    """Write runs of several settings, each with the hits of the setting that `settings` names."""
     for setting, like in settings.items():
         for seed in seeds:
             write_run(folder / f"{setting}-{seed}", setting, seed, random_hits(like, seed), classifiers=ONE, **config)
@@ -82,7 +82,7 @@ def test_studies_are_paired_by_seeds(tmp_path: Path) -> None:
     assert found["only_b"] == []
 
 
-def test_alphas_find_their_like(tmp_path: Path) -> None:
+def test_runs_are_paired_with_those_of_the_same_alpha(tmp_path: Path) -> None:
     for side, epochs in (("a", 3), ("b", 5)):
         for alpha in (0.1, 1.0):
             for seed in (0, 1):
@@ -96,7 +96,7 @@ def test_alphas_find_their_like(tmp_path: Path) -> None:
         assert part.config == {"train.epochs": [(3, 5), (3, 5)]}
 
 
-def test_a_study_with_and_one_without_the_framework(tmp_path: Path) -> None:
+def test_studies_with_and_without_the_framework_are_paired(tmp_path: Path) -> None:
     a = study(tmp_path / "a", {"FF.org": "FF.org"}, (0, 1))
     b = study(tmp_path / "b", {"FF.ours": "FF.ours"}, (0, 1))
     (part,) = differences(load_runs(a), load_runs(b)).parts
@@ -104,7 +104,7 @@ def test_a_study_with_and_one_without_the_framework(tmp_path: Path) -> None:
     assert len(part.pairs) == 2
 
 
-def test_an_unfinished_run_has_steps_and_no_result(tmp_path: Path) -> None:
+def test_unfinished_run_has_steps_but_no_result(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "FF.org", 0, random_hits("FF.org", 0), classifiers=ONE)
     write_run(tmp_path / "b", "FF.org", 0, random_hits("FF.org", 0), classifiers=ONE, done=False, steps=2)
     (pair,) = as_json(tmp_path / "a", tmp_path / "b")["pairs"]
@@ -113,7 +113,7 @@ def test_an_unfinished_run_has_steps_and_no_result(tmp_path: Path) -> None:
     assert pair["seconds"] == {"train": None, "memory": None, "evaluate": None}
     shown = " ".join(CliRunner().invoke(app, ["compare", str(tmp_path / "a"), str(tmp_path / "b")]).output.split())
     assert "is unfinished (2 of 4 steps)" in shown
-    assert "No time to compare" in shown
+    assert "There is no time to compare" in shown
 
 
 def test_studies_without_a_pair_are_an_error(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_other_conditions_are_not_averaged(tmp_path: Path) -> None:
     }
 
 
-def test_a_run_that_has_not_begun_takes_nothing_from_the_others(tmp_path: Path) -> None:
+def test_run_without_steps_does_not_affect_the_others(tmp_path: Path) -> None:
     study(tmp_path / "a", {"FF.org": "FF.org"}, (0, 1, 2))
     study(tmp_path / "b", {"FF.org": "FF.ours"}, (0, 1))
     late = write_run(tmp_path / "b" / "late", "FF.org", 2, random_hits("FF.org", 2), classifiers=ONE, done=False)
@@ -150,10 +150,10 @@ def test_a_run_that_has_not_begun_takes_nothing_from_the_others(tmp_path: Path) 
     assert [step["pairs"] for step in linear["steps"]] == [2, 2, 2, 2]
     assert pair["seconds"]["train"] == {"a": 6.0, "b": 6.0}
     shown = " ".join(CliRunner().invoke(app, ["compare", str(tmp_path / "a"), str(tmp_path / "b")]).output.split())
-    assert "late is unfinished (0 of 4 steps): nothing of it is below." in shown
+    assert "late is unfinished (0 of 4 steps). It is not compared." in shown
 
 
-def test_steps_are_those_of_the_pairs_that_have_them(tmp_path: Path) -> None:
+def test_steps_use_the_pairs_that_finished_them(tmp_path: Path) -> None:
     study(tmp_path / "a", {"FF.org": "FF.org"}, (0, 1))
     study(tmp_path / "b", {"FF.org": "FF.org"}, (0,))
     write_run(tmp_path / "b" / "late", "FF.org", 1, lambda *_: 20, classifiers=ONE, done=False, steps=2)
@@ -161,7 +161,7 @@ def test_steps_are_those_of_the_pairs_that_have_them(tmp_path: Path) -> None:
     assert [step["pairs"] for step in pair["classifiers"]["linear"]["steps"]] == [2, 2, 1, 1]
 
 
-def test_scored_is_compared_with_scored(tmp_path: Path) -> None:
+def test_scored_classifiers_are_compared(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "FF.org", 0, lambda *_: 8, classifiers=("linear", "nearest-mean"))
     scored = {"prototype": 12, "nearest-mean": 10}
     write_run(tmp_path / "b", "FF.org", 0, lambda c, *_: scored[c], classifiers=tuple(scored), method="ranpac")
@@ -172,7 +172,7 @@ def test_scored_is_compared_with_scored(tmp_path: Path) -> None:
     assert "Accuracy in percent, linear head in A, prototypes in B (scored)" in " ".join(shown.split())
 
 
-def test_other_images_are_told(tmp_path: Path) -> None:
+def test_different_images_are_named(tmp_path: Path) -> None:
     for side in ("a", "b"):
         folder = write_run(tmp_path / side, "FF.org", 0, lambda *_: 8, classifiers=ONE, dataset="folder")
         (folder / "data.json").write_text(json.dumps({"classes": ["x", "y"], "sample": side}))
@@ -180,7 +180,7 @@ def test_other_images_are_told(tmp_path: Path) -> None:
     assert pair["name"] == "iCaRL on folder (images 1), FF.org → iCaRL on folder (images 2), FF.org"
 
 
-def test_a_damaged_run_is_named_and_the_rest_compared(tmp_path: Path) -> None:
+def test_damaged_run_is_named_and_left_out(tmp_path: Path) -> None:
     for side in ("a", "b"):
         study(tmp_path / side, {"FF.org": "FF.org"}, (0, 1))
     (tmp_path / "b" / "FF.org-1" / "counts" / "step-001.npz").write_bytes(b"no")

@@ -9,8 +9,7 @@ import pytest
 from ffcil.config.resolve import describe_fields, parse_assignments, recipe_names, resolve
 from ffcil.data.sources import SOURCES
 from ffcil.errors import InputError
-from ffcil.methods import METHODS
-from ffcil.methods.learner import complete
+from ffcil.methods import METHODS, complete
 from ffcil.models.resnet import BACKBONES
 
 

@@ -1,4 +1,4 @@
-"""`ffcil data`: list, prepare, check, show, on every kind of file that people have."""
+"""`ffcil data`: list, prepare, check and show, on every supported kind of file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def ffcil_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command line in this process: status, standard output, standard error."""
+    """The command line in this process; it returns status, standard output and standard error."""
     monkeypatch.setenv("FFCIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("FFCIL_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
@@ -60,7 +60,7 @@ def tree(root: Path, classes: int = 3, train: int = 4, test: int = 2) -> Path:
 
 
 def damage(root: Path) -> list[Path]:
-    """Three files of a class that no program can read: empty, cut off, no image."""
+    """Add three unreadable files to a class: empty, truncated, not an image."""
     folder = root / "train" / "n00000001"
     whole = (folder / "0.0_ship _ ship_0.0.jpg").read_bytes()
     contents = {"zero bytes.jpg": b"", "cut off.jpg": whole[: len(whole) // 2], "tëxt.jpg": b"no image"}
@@ -81,14 +81,14 @@ def test_list(ffcil_data: Command) -> None:
         assert row["origin"]
         assert row["licence"]
     _, out, _ = ffcil_data("data", "list")
-    assert "cub200  200 classes, 9,430 + 2,358 images, 1.2 GB  not here" in out
-    assert "https://github.com/LAMDA-CL/LAMDA-PILOT#-datasets" in out  # no address is broken over lines
+    assert "cub200  200 classes, 9,430 + 2,358 images, 1.2 GB  not found" in out
+    assert "https://github.com/LAMDA-CL/LAMDA-PILOT#-datasets" in out  # Addresses stay on one line.
 
 
 def test_a_tree_like_imagenet_a_from_prepare_to_a_run(
     ffcil_data: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The published shape with 3 classes of few images, the recipe as it is, and a ViT with random weights."""
+    """The published layout with 3 small classes, the unchanged recipe, and a ViT with random weights."""
     published = PUBLISHED["imagenet-a"]
     forms = (replace(published.forms[0], train=12, test=6),)
     monkeypatch.setitem(PUBLISHED, "imagenet-a", replace(published, classes=3, forms=forms))
@@ -96,29 +96,29 @@ def test_a_tree_like_imagenet_a_from_prepare_to_a_run(
     status, out, err = ffcil_data("data", "check", "imagenet-a", *there)
     assert (status, err) == (0, "")
     assert "12 training and 6 test images as published" in out
-    assert "18 images read, all of them whole" in out
+    assert "18 images read, all of them intact" in out
     assert "store for image_size=224: not prepared yet" in out
     status, out, err = ffcil_data("data", "prepare", "imagenet-a", *there)
     assert (status, err) == (0, "")
     assert out == ("imagenet-a: 12 training and 6 test images of 3 classes, ready for image_size=224\n")
-    assert "checksums right" in ffcil_data("data", "check", "imagenet-a", *there)[1]
+    assert "checksums are correct" in ffcil_data("data", "check", "imagenet-a", *there)[1]
     cut = {"method": "simplecil", "backbone": "vit_tiny_patch16_224", "weights": None, "arrivals.sizes": "[2,1]"}
     settings = [part for key, value in cut.items() for part in ("--set", f"{key}={'null' if value is None else value}")]
     run = ("run", "imagenet-a", *there, "--device", "cpu", "--threads", "1", "--out", "run", *settings)
-    monkeypatch.setattr("ffcil.data.decoding.upright", None)  # nothing is decoded again
+    monkeypatch.setattr("ffcil.data.decoding.upright", None)  # Nothing is decoded again.
     status, out, err = ffcil_data(*run)
     assert status == 0, err
     assert "prototype (scored)" in out
 
 
-def test_bad_images_are_all_named_and_left_out_where_asked(ffcil_data: Command, tmp_path: Path) -> None:
+def test_unreadable_images_are_named_and_left_out_on_request(ffcil_data: Command, tmp_path: Path) -> None:
     root = tree(tmp_path / "mine")
     bad = damage(root)
     for command in ("check", "prepare"):
         status, out, err = ffcil_data("data", command, str(root), "--image-size", "96")
         assert status == 2
         assert out == ""
-        assert err.count("\n") == 4  # a line for each, and the sentence
+        assert err.count("\n") == 4  # One line per image, and the error.
         assert "ffcil: 3 image(s) cannot be read" in err
         for path in bad:
             assert f"{path}: " in err
@@ -131,22 +131,25 @@ def test_bad_images_are_all_named_and_left_out_where_asked(ffcil_data: Command, 
     summary = json.loads(out)
     assert summary["left_out"] == sorted(map(str, bad))
     assert (summary["train_images"], summary["test_images"]) == (12, 6)
-    data = load_dataset("folder", root, 96)  # from now on
+    data = load_dataset("folder", root, 96)  # They stay left out.
     assert data.train.counts().tolist() == [4, 4, 4]
     red_green_blue = data.augmentation.plain(data.train.images).mean(dim=(2, 3))
-    assert red_green_blue.argmax(1).tolist() == data.train.labels.tolist()  # labels still meet their images
+    assert red_green_blue.argmax(1).tolist() == data.train.labels.tolist()  # Labels still belong to their images.
     assert Run(config, tmp_path / "run", data=root, device="cpu").execute()["sizes"] == [2, 1]
     assert "; 3 left out" in ffcil_data("data", "prepare", str(root), "--image-size", "96")[1]
     status, out, err = ffcil_data("data", "check", str(root), "--image-size", "96")
     assert status == 0
-    assert "12 training and 6 test images\n21 images read, 3 left out\nstore for image_size=96: checksums right" in out
+    assert (
+        "12 training and 6 test images\n21 images read, 3 left out\nstore for image_size=96: checksums are correct"
+        in out
+    )
     assert all(f"{path}: " in err for path in bad)
-    photograph(bad[0])  # a repaired file is another source
+    photograph(bad[0])  # A repaired file changes the data set.
     with pytest.raises(InputError, match=r"2 image\(s\)"):
         load_dataset("folder", root, 96)
 
 
-def test_check_compares_what_cannot_be_read_with_what_was_left_out(
+def test_check_compares_unreadable_images_with_those_left_out(
     ffcil_data: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tree(tmp_path / "mine", 2, 3, 1)
@@ -170,10 +173,10 @@ def test_check_compares_what_cannot_be_read_with_what_was_left_out(
     monkeypatch.setattr(decoding, "upright", lambda content: read(victim if content == bad else content))
     status, _, err = ffcil_data("data", "check", str(root))
     assert status == 2
-    assert "leaves out 1 image(s) that can be read by now: remove it" in err
+    assert "leaves out 1 image(s) that can be read now: remove the store" in err
 
 
-def test_check_says_as_published_of_what_it_compared(
+def test_check_reports_as_published_only_what_it_compared(
     ffcil_data: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def expect(train: int) -> None:
@@ -202,14 +205,14 @@ def test_check_downloads_nothing(ffcil_data: Command, tmp_path: Path, monkeypatc
     assert "has 3 classes, but cars as published has 196" in err
 
 
-def test_a_class_that_lost_its_test_images_is_told(ffcil_data: Command, tmp_path: Path) -> None:
+def test_a_class_without_test_images_is_reported(ffcil_data: Command, tmp_path: Path) -> None:
     root = tree(tmp_path / "mine", 2, 3, 1)
     next((root / "test" / "n00000001").iterdir()).write_bytes(b"")
     out = ffcil_data("data", "prepare", str(root), "--skip-bad")[1]
     assert "; 1 left out\n1 class(es) without test images: n00000001\n" in out
 
 
-def test_a_store_that_was_changed_is_noticed(ffcil_data: Command, tmp_path: Path) -> None:
+def test_a_changed_store_is_detected(ffcil_data: Command, tmp_path: Path) -> None:
     root = tree(tmp_path / "mine")
     _, out, _ = ffcil_data("data", "prepare", str(root), "--json")
     pixels = Path(json.loads(out)["store"]) / "0.pixels"
@@ -223,7 +226,7 @@ def test_a_store_that_was_changed_is_noticed(ffcil_data: Command, tmp_path: Path
 
 @pytest.mark.parametrize("name", ["0.pixels", "1.pixels", "0.sizes.npy", "1.sizes.npy", "store.json"])
 @pytest.mark.parametrize("damage", ["cut", "empty", "gone"])
-def test_a_store_that_lost_something_is_noticed(ffcil_data: Command, tmp_path: Path, name: str, damage: str) -> None:
+def test_an_incomplete_store_is_detected(ffcil_data: Command, tmp_path: Path, name: str, damage: str) -> None:
     root = tree(tmp_path / "mine", 1, 2, 1)
     _, out, _ = ffcil_data("data", "prepare", str(root), "--json")
     path = Path(json.loads(out)["store"]) / name
@@ -238,7 +241,7 @@ def test_a_store_that_lost_something_is_noticed(ffcil_data: Command, tmp_path: P
         assert "remove it to create it again" in err
 
 
-def test_files_that_are_no_images_by_name_are_told(ffcil_data: Command, tmp_path: Path) -> None:
+def test_files_without_an_image_suffix_are_reported(ffcil_data: Command, tmp_path: Path) -> None:
     root = tree(tmp_path / "mine", 1, 2, 1)
     Image.new("RGB", (9, 9)).save(root / "train" / "n00000000" / "x.jp2")
     for name in ("a.heic", "notes.txt", ".DS_Store"):
@@ -249,7 +252,7 @@ def test_files_that_are_no_images_by_name_are_told(ffcil_data: Command, tmp_path
     assert "3 training and 1 test images" in out
     assert err.startswith(told)
     assert "a.heic, " in err
-    assert told not in ffcil_data("data", "prepare", str(root))[2]  # once is enough
+    assert told not in ffcil_data("data", "prepare", str(root))[2]  # They are reported once.
     assert told in ffcil_data("data", "check", str(root))[2]
     assert len(json.loads(ffcil_data("data", "check", str(root), "--json")[1])["ignored"]) == 2
 
@@ -279,9 +282,9 @@ def test_show(ffcil_data: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "4 (n00000000) to 5 (n00000002) (1.2 to 1)" in out
     sheet = Image.open(tmp_path / "my [b] photos.png")
     assert sheet.size == (1004, 3 * 118)
-    for c in range(3):  # each class's first image has its colour
+    for c in range(3):  # The first image of each class has its colour.
         assert int(np.argmax(sheet.getpixel((50, 118 * c + 66)))) == c
-    assert sheet.getpixel((900, 66)) == (255, 255, 255)  # there are but four
+    assert sheet.getpixel((900, 66)) == (255, 255, 255)  # There are only four images.
     _, out, _ = ffcil_data("data", "show", str(root), "--class", "n00000002", "--out", "new/one.png", "--json")
     about = json.loads(out)
     assert about["per_class"][2] == {"class": "n00000002", "train_images": 5, "test_images": 2}
@@ -293,8 +296,8 @@ def test_show(ffcil_data: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "did you mean 'n00000002'" in ffcil_data("data", "show", str(root), "--class", "n0000002")[2]
 
 
-def test_an_embedded_set(ffcil_data: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FFCIL_CACHE", os.environ["FFCIL_CACHE_OF_TESTS"])  # others have drawn it already
+def test_the_embedded_data_set(ffcil_data: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FFCIL_CACHE", os.environ["FFCIL_CACHE_OF_TESTS"])  # Other tests have drawn it already.
     assert "ready for image_size=32" in ffcil_data("data", "prepare", "glyphs")[1]
     assert ffcil_data("data", "check", "glyphs")[1] == "glyphs: 20,000 training and 5,000 test images as published\n"
     assert ffcil_data("data", "show", "glyphs")[0] == 0
@@ -310,16 +313,16 @@ def test_an_embedded_set(ffcil_data: Command, monkeypatch: pytest.MonkeyPatch) -
         (["check", "none.parquet"], "There is no file or folder none.parquet"),
         (["show", "notes.txt"], "notes.txt is not a folder, .parquet or .csv file"),
         (["check", "empty"], "There are no class folders in empty"),
-        (["check", "empty", "--data", "empty"], "empty is a path already: drop --data"),
-        (["show", "hollow", "--out", "x.xyz"], "--out x.xyz is no PNG file: name one that ends in .png"),
-        (["show", "hollow", "--out", "empty"], "--out empty is no PNG file"),
-        (["check", "glyphs", "--data", "empty"], "'glyphs' is drawn, not read from files: drop --data"),
-        (["prepare", "glyphs", "--skip-bad"], "'glyphs' has no image files of its own that could be bad"),
+        (["check", "empty", "--data", "empty"], "empty is already a path: leave --data out"),
+        (["show", "hollow", "--out", "x.xyz"], "--out x.xyz is not a PNG file: give a name that ends in .png"),
+        (["show", "hollow", "--out", "empty"], "--out empty is not a PNG file"),
+        (["check", "glyphs", "--data", "empty"], "'glyphs' is drawn, not read from files: leave --data out"),
+        (["prepare", "glyphs", "--skip-bad"], "'glyphs' has no image files that could be unreadable"),
         (["check", "list.csv"], "lists missing.png, which does not exist: correct the paths"),
         (["check", "hollow"], "Class 'b' in hollow has no images: add some, or remove its folder."),
     ],
 )
-def test_what_is_wrong_is_one_sentence(ffcil_data: Command, tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_an_error_is_one_sentence(ffcil_data: Command, tmp_path: Path, arguments: list[str], message: str) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     (tmp_path / "empty").mkdir()
     (tmp_path / "hollow" / "b").mkdir(parents=True)
@@ -331,7 +334,7 @@ def test_what_is_wrong_is_one_sentence(ffcil_data: Command, tmp_path: Path, argu
     assert err.count("\n") == 1
 
 
-def test_paths_say_what_they_are(ffcil_data: Command, tmp_path: Path) -> None:
+def test_the_kind_of_images_is_found_from_the_path(ffcil_data: Command, tmp_path: Path) -> None:
     photograph(tmp_path / "listed" / "a.png")
     photograph(tmp_path / "listed" / "b.png")
     (tmp_path / "listed" / "all.csv").write_text("path,label,split\na.png,x,train\nb.png,x,test\n")
@@ -340,17 +343,17 @@ def test_paths_say_what_they_are(ffcil_data: Command, tmp_path: Path) -> None:
     assert json.loads(ffcil_data("data", "prepare", str(tree(tmp_path / "t")), "--json")[1])["name"] == "folder"
 
 
-# --- what a ViT gets ------------------------------------------------------------------------------------------------
+# --- input of a ViT ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("normalise", "mean", "std"),
     [("auto", 0.0, 1.0), ("unit", 0.0, 1.0), ("weights", 0.5, 0.5), ("data", 0.485, 0.229)],
 )
-def test_both_conventions_of_pixels(
+def test_normalisation_of_pixels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, normalise: str, mean: float, std: float
 ) -> None:
-    """[0, 1] as the published pre-trained methods have it, or the mean and deviation of the weights' own training."""
+    """[0, 1] as in the published pre-trained methods, or the mean and deviation with which the weights were trained."""
     monkeypatch.setenv("FFCIL_CACHE", str(tmp_path / "cache"))
     data = load_dataset("folder", tree(tmp_path / "x", 1), 96)
     config = ffcil.resolve("cars-vit-tiny", {"normalise": normalise})  # augreg's weights: 0.5 and 0.5

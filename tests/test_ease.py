@@ -1,4 +1,4 @@
-"""EASE against loops by hand: prototypes that are made up, weights of the subspaces, steps of one class."""
+"""EASE against loops by hand: synthesised prototypes, weights of the subspaces, steps with a single class."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from conftest import small_stream
 from ffcil.methods.ease import EASE, synthesise
 from ffcil.methods.learner import Learner
-from ffcil.methods.simplecil import SCALE
+from ffcil.methods.parts.prototypes import SCALE
 from ffcil.models.tuners import Adapter
 from ffcil.stream import Stream
 
@@ -35,11 +35,11 @@ def make_ease(make: Make, **fields: Any) -> EASE:
 
 
 def learned(learner: EASE, stream: Stream) -> EASE:
-    """Through a stream, with adapters that differ much between steps: short training leaves them close to nothing."""
+    """Learn a stream with adapters that differ much between steps; a short training hardly changes them."""
     for increment in stream:
         learner.begin(increment)
         with torch.no_grad():
-            for k, parameter in enumerate(learner.adapters.parameters()):
+            for k, parameter in enumerate(learner.steps.newest.parameters()):
                 parameter.add_(torch.randn(parameter.shape, generator=seeded(100 * increment.step + k)) * 0.3)
         learner.eval()
         with torch.no_grad():
@@ -50,18 +50,17 @@ def learned(learner: EASE, stream: Stream) -> EASE:
 def features_by_step(learner: EASE, images: Tensor) -> list[np.ndarray[Any, Any]]:
     plain = learner.settings.augmentation.plain(images)
     with torch.no_grad():
-        sets = [*learner.kept, learner.adapters]
-        return [learner.adapted(cast(nn.ModuleList, by), plain).double().numpy() for by in sets]
+        return [learner.adapted(adapters, plain).double().numpy() for adapters in learner.steps]
 
 
 def cosine(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
     return float(a @ b / math.sqrt(a @ a) / math.sqrt(b @ b))
 
 
-def made_up(
+def synthesised(
     old: np.ndarray[Any, Any], new: Sequence[np.ndarray[Any, Any]], new_there: Sequence[np.ndarray[Any, Any]]
 ) -> np.ndarray[Any, Any]:
-    """Of one old class, class by class."""
+    """The synthesised prototype of one old class, by a loop over new classes."""
     alike = [math.exp(cosine(old, other)) for other in new]
     total = np.zeros_like(old)
     for weight, there in zip(alike, new_there, strict=True):
@@ -82,20 +81,24 @@ def prototypes_by_hand(learner: EASE, stream: Stream, refresh: bool) -> np.ndarr
                 result[label, step] = mean[label][step]
                 continue
             donors = [k for k in range(classes) if (STEP_OF[k] >= step if refresh else STEP_OF[k] == step)]
-            result[label, step] = made_up(
+            result[label, step] = synthesised(
                 mean[label][own], [mean[k][own] for k in donors], [mean[k][step] for k in donors]
             )
     return result
 
 
-def test_a_made_up_prototype_by_hand() -> None:
+def test_a_synthesised_prototype_by_hand() -> None:
     old, new, there = (torch.randn(n, 5, generator=seeded(n), dtype=torch.float64) for n in (3, 4, 4))
     got = synthesise(old, new, there[[0, 1, 2, 3]])
     for k in range(3):
-        np.testing.assert_allclose(got[k], made_up(old[k].numpy(), list(new.numpy()), list(there.numpy())))
+        np.testing.assert_allclose(got[k], synthesised(old[k].numpy(), list(new.numpy()), list(there.numpy())))
     turned = [2, 0, 3, 1]
-    torch.testing.assert_close(synthesise(old, new[turned], there[turned]), got)  # the new classes' order is no matter
-    torch.testing.assert_close(synthesise(7 * old, new / 3, there), got)  # nor are lengths where they are compared
+    torch.testing.assert_close(
+        synthesise(old, new[turned], there[turned]), got
+    )  # the order of the new classes does not matter
+    torch.testing.assert_close(
+        synthesise(7 * old, new / 3, there), got
+    )  # lengths do not matter where prototypes are compared
 
 
 @pytest.mark.parametrize("refresh", [False, True])
@@ -129,7 +132,7 @@ def test_scores_by_hand(make_learner: Make, alpha: float, robust: bool) -> None:
 
 
 @pytest.mark.parametrize("robust", [False, True])
-def test_cached_scores_are_those_of_the_images(make_learner: Make, robust: bool) -> None:
+def test_scores_from_cached_features_equal_those_from_images(make_learner: Make, robust: bool) -> None:
     stream = small_stream(SIZES)
     learner = learned(make_ease(make_learner, robust=robust), stream)
     with torch.no_grad():
@@ -159,40 +162,40 @@ def test_the_loss_is_over_the_new_classes(make_learner: Make, reduction: str) ->
     assert got == pytest.approx(np.mean(values if reduction == "mean" else by_class), rel=1e-4)
 
 
-def test_every_step_begins_with_fresh_adapters(make_learner: Make) -> None:
+def test_every_step_starts_with_fresh_adapters(make_learner: Make) -> None:
     learner = make_ease(make_learner)
     first, second, third = small_stream([2, 2, 2])
     learner.learn(first)
-    trained = [parameter.detach().clone() for parameter in learner.adapters.parameters()]
-    down = cast(Adapter, learner.adapters[0]).down.weight.detach().clone()
+    trained = [parameter.detach().clone() for parameter in learner.steps.newest.parameters()]
+    down = cast(Adapter, learner.steps.newest[0]).down.weight.detach().clone()
     learner.begin(second)
-    for was, kept in zip(trained, learner.kept[0].parameters(), strict=True):
+    for was, kept in zip(trained, learner.steps.kept[0].parameters(), strict=True):
         assert torch.equal(was, kept)
         assert not kept.requires_grad
-    for adapter in cast(list[Adapter], list(learner.adapters)):
+    for adapter in cast(list[Adapter], list(learner.steps.newest)):
         assert not adapter.up.weight.any()
         assert adapter.up.weight.requires_grad
-    assert not torch.equal(cast(Adapter, learner.adapters[0]).down.weight, down)
+    assert not torch.equal(cast(Adapter, learner.steps.newest[0]).down.weight, down)
     learner.begin(third)
-    assert len(learner.kept) == 2
+    assert len(learner.steps.kept) == 2
 
 
-def test_a_step_of_one_class_trains_nothing_and_stands_in_for_the_older_ones(make_learner: Make) -> None:
+def test_a_step_with_a_single_class_trains_nothing_and_gives_older_classes_its_prototype(make_learner: Make) -> None:
     learner, stream = make_ease(make_learner), small_stream([3, 1])
     learner.learn(stream[0])
-    assert cast(Adapter, learner.adapters[0]).up.weight.any()
+    assert cast(Adapter, learner.steps.newest[0]).up.weight.any()
     notes = learner.learn(stream[1])
     assert notes["loss"] == notes["trained_parameters"] == 0
-    assert not learner.trains(stream[1])
-    assert not any(cast(Adapter, adapter).up.weight.any() for adapter in learner.adapters)
+    assert learner.training_plan(stream[1]) is None
+    assert not any(cast(Adapter, adapter).up.weight.any() for adapter in learner.steps.newest)
     plain = learner.settings.augmentation.plain(stream.train.images[stream[1].rows])
     with torch.no_grad():
-        alone = learner.tuned(plain).mean(dim=0)
+        alone = learner.vit_features(plain).mean(dim=0)
     for label in range(4):
         torch.testing.assert_close(learner.prototypes[label, 1], alone, rtol=1e-4, atol=1e-4)
 
 
-def test_one_class_at_every_step_without_the_others_is_simplecil(make_learner: Make) -> None:
+def test_single_class_steps_without_other_subspaces_equal_simplecil(make_learner: Make) -> None:
     stream = small_stream([1, 1, 1], [16, 1, 16])
     learner, simple = make_ease(make_learner, options={"other_weight": 0}), make_learner(method="simplecil")
     for increment in stream:

@@ -1,4 +1,4 @@
-"""The examples run as they stand."""
+"""The examples run without changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_in_your_own_loop(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     accuracies = [float(match[1]) for line in lines if (match := re.search(r"accuracy ([\d.]+) %", line))]
     assert len(accuracies) == 3
-    assert accuracies[-1] > 50  # chance is 12.5
+    assert accuracies[-1] > 50  # Chance is 12.5.
     assert "nothing to align" in lines[0]
 
 
@@ -32,7 +32,7 @@ def test_schedule_to_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert len(list((tmp_path / "runs").glob("*/done"))) == 2
 
 
-def test_a_study_of_ones_own() -> None:
+def test_the_example_of_an_own_study() -> None:
     study = load_study(str(EXAMPLES / "alignment.yaml"))
     jobs = jobs_of(narrow(study, datasets=["glyphs"]), Path("out"))
     seen = {(job.config.arrivals.kind, job.config.reduction, job.config.alignment) for job in jobs}

@@ -1,4 +1,4 @@
-"""Executors: what becomes of jobs whose workers die, are held by others, or are stopped; SLURM; Ray."""
+"""Executors: jobs whose workers crash, that other processes execute, or that are interrupted; SLURM; Ray."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from ffcil.studies.executors.ray import RayExecutor
 from ffcil.studies.executors.slurm import SlurmExecutor
 from studies import launch, small_jobs, timeless_records, write_small_study
 
-DONE, DIED = Outcome(Ending.DONE), Outcome(Ending.DIED, "killed by SIGKILL")
+DONE, CRASHED = Outcome(Ending.DONE), Outcome(Ending.CRASHED, "killed by SIGKILL")
 
 
-class Heard:
-    """A watcher that keeps what it is told."""
+class Messages:
+    """Progress that keeps the messages it receives."""
 
-    def __init__(self, look: Callable[[Collection[Job]], None] = lambda running: None) -> None:
-        self.said: list[str] = []
-        self.look = look
+    def __init__(self, update: Callable[[Collection[Job]], None] = lambda running: None) -> None:
+        self.messages: list[str] = []
+        self.update = update
 
-    def say(self, text: str) -> None:
-        self.said.append(text)
+    def message(self, text: str) -> None:
+        self.messages.append(text)
 
 
 class Scripted:
-    """An executor whose attempts at a job end as a script says, at once."""
+    """An executor whose attempts end at once, with the outcomes of a script."""
 
     def __init__(self, slots: int | None, script: dict[str, list[Outcome]]) -> None:
         self.slots, self.script = slots, script
@@ -80,43 +80,43 @@ def jobs(tmp_path: Path, colours: Path) -> list[Job]:
     return small_jobs(tmp_path, colours, seeds=[0, 1])
 
 
-def test_a_death_is_survived_once_and_bad_input_not_tried_again(jobs: list[Job]) -> None:
+def test_a_crashed_job_is_resumed_once_and_invalid_input_is_not_retried(jobs: list[Job]) -> None:
     labels = [job.label for job in jobs]
-    wrong = Outcome(Ending.WRONG, "no such data")
-    script = dict(zip(labels, [[DIED, DONE], [DIED, DIED], [wrong], [DONE]], strict=True))
-    executor, heard = Scripted(2, script), Heard()
-    failed = run_jobs(jobs, executor, heard, every=0)
+    wrong = Outcome(Ending.INVALID, "no such data")
+    script = dict(zip(labels, [[CRASHED, DONE], [CRASHED, CRASHED], [wrong], [DONE]], strict=True))
+    executor, progress = Scripted(2, script), Messages()
+    failed = run_jobs(jobs, executor, progress, interval=0)
     assert failed == {jobs[1]: "killed by SIGKILL", jobs[2]: "no such data"}
     assert sorted(executor.started) == sorted([labels[0], labels[0], labels[1], labels[1], labels[2], labels[3]])
     assert executor.most == 2
-    assert f"{labels[0]}: killed by SIGKILL; taken up again" in heard.said
-    assert f"{labels[1]}: failed: killed by SIGKILL" in heard.said
+    assert f"{labels[0]}: killed by SIGKILL; resumed" in progress.messages
+    assert f"{labels[1]}: failed: killed by SIGKILL" in progress.messages
 
 
-def test_the_deaths_of_one_job_are_not_counted_for_another(jobs: list[Job]) -> None:
-    """Whatever they are called: here both have one label, and each dies once."""
+def test_crashes_are_counted_per_job(jobs: list[Job]) -> None:
+    """Two jobs with the same label crash once each."""
     pair = [replace(job, label="FF.org") for job in jobs[:2]]
-    executor = Scripted(1, {"FF.org": [DIED, DIED, DONE, DONE]})
-    assert run_jobs(pair, executor, Heard(), every=0) == {}
+    executor = Scripted(1, {"FF.org": [CRASHED, CRASHED, DONE, DONE]})
+    assert run_jobs(pair, executor, Messages(), interval=0) == {}
 
 
-def test_a_job_in_other_hands_is_waited_for(jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_another_process_executes_is_waited_for(jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ffcil.studies.executors.loop.BUSY_SECONDS", 0.05)
-    mine, theirs = jobs[:2]
-    executor = Scripted(None, {mine.label: [DONE], theirs.label: [Outcome(Ending.BUSY), DONE]})
-    assert run_jobs([mine, theirs], executor, Heard(), every=0.01) == {}
-    assert executor.started == [mine.label, theirs.label, theirs.label]
+    free, busy = jobs[:2]
+    executor = Scripted(None, {free.label: [DONE], busy.label: [Outcome(Ending.BUSY), DONE]})
+    assert run_jobs([free, busy], executor, Messages(), interval=0.01) == {}
+    assert executor.started == [free.label, busy.label, busy.label]
 
 
 def test_a_finished_job_is_not_started(jobs: list[Job]) -> None:
     jobs[0].folder.mkdir(parents=True)
     (jobs[0].folder / "done").touch()
     executor = Scripted(1, {jobs[1].label: [DONE]})
-    run_jobs(jobs[:2], executor, Heard(), every=0)
+    run_jobs(jobs[:2], executor, Messages(), interval=0)
     assert executor.started == [jobs[1].label]
 
 
-def test_where_all_is_done_no_executor_is_entered(jobs: list[Job]) -> None:
+def test_the_executor_is_not_entered_if_all_jobs_are_done(jobs: list[Job]) -> None:
     for job in jobs:
         job.folder.mkdir(parents=True)
         (job.folder / "done").touch()
@@ -125,21 +125,21 @@ def test_where_all_is_done_no_executor_is_entered(jobs: list[Job]) -> None:
         def __enter__(self) -> Scripted:
             raise AssertionError("entered")
 
-    assert run_jobs(jobs, Closed(1, {}), Heard()) == {}
+    assert run_jobs(jobs, Closed(1, {}), Messages()) == {}
 
 
-def test_an_interrupt_stops_all_before_it_waits(jobs: list[Job]) -> None:
+def test_an_interrupt_stops_all_jobs_before_it_waits_for_them(jobs: list[Job]) -> None:
     def interrupt(running: Collection[Job]) -> None:
         raise KeyboardInterrupt
 
     executor = Scripted(2, {})
     with pytest.raises(KeyboardInterrupt):
-        run_jobs(jobs, executor, Heard(interrupt), every=0)
+        run_jobs(jobs, executor, Messages(interrupt), interval=0)
     first, second = (job.label for job in jobs[:2])
     assert executor.stopped == [first, second, f"{first} awaited", f"{second} awaited"]
 
 
-def test_a_lock_is_seen_and_goes_with_its_process(tmp_path: Path) -> None:
+def test_a_lock_is_released_when_its_process_ends(tmp_path: Path) -> None:
     assert not is_busy(tmp_path)
     program = (
         f"import fcntl, sys; file = open({str(tmp_path / '.lock')!r}, 'w'); fcntl.flock(file, fcntl.LOCK_EX)\n"
@@ -156,7 +156,7 @@ def test_a_lock_is_seen_and_goes_with_its_process(tmp_path: Path) -> None:
 
 
 def mortal_jobs(tmp_path: Path, colours: Path, methods: list[str]) -> list[Job]:
-    """Runs of `methods`, among them `mortal`: iCaRL that kills its process in the second step if it finds its doom."""
+    """Jobs of `methods`. `mortal` is iCaRL that kills its process in the second step if the file `doom` exists."""
     tmp_path.mkdir()
     file = tmp_path / "mortal.py"
     file.write_text(
@@ -172,24 +172,24 @@ def mortal_jobs(tmp_path: Path, colours: Path, methods: list[str]) -> list[Job]:
     load_methods(str(file))
     groups = [{"recipes": ["glyphs"], "methods": methods, "settings": {"FF.ours": {"robust": True}}}]
     jobs = small_jobs(tmp_path, colours, groups=groups)
-    METHODS.pop("mortal")  # other tests list what there is
+    METHODS.pop("mortal")  # Other tests list all methods.
     return [replace(job, imports=(str(file),)) for job in jobs]
 
 
-def test_a_killed_child_is_taken_up_where_it_was(tmp_path: Path, colours: Path) -> None:
-    """One of two is killed in the middle: the records are those of runs that nobody disturbed."""
+def test_a_killed_child_is_resumed(tmp_path: Path, colours: Path) -> None:
+    """One of two runs is killed. The records equal those of uninterrupted runs."""
     undisturbed = mortal_jobs(tmp_path / "undisturbed", colours, ["mortal", "icarl"])
-    assert run_jobs(undisturbed, LocalExecutor("cpu", 2), Heard()) == {}
+    assert run_jobs(undisturbed, LocalExecutor("cpu", 2), Messages()) == {}
 
-    jobs, heard = mortal_jobs(tmp_path / "again", colours, ["mortal", "icarl"]), Heard()
+    jobs, progress = mortal_jobs(tmp_path / "again", colours, ["mortal", "icarl"]), Messages()
     (tmp_path / "again" / "doom").touch()
-    assert run_jobs(jobs, LocalExecutor("cpu", 2), heard) == {}
-    assert [text.split("; ")[0] for text in heard.said] == [f"{jobs[0].label}: killed by SIGKILL"]
+    assert run_jobs(jobs, LocalExecutor("cpu", 2), progress) == {}
+    assert [text.split("; ")[0] for text in progress.messages] == [f"{jobs[0].label}: killed by SIGKILL"]
     assert "taken up after step 1" in (jobs[0].folder / LOG).read_text()
     assert timeless_records(tmp_path / "again" / "out") == timeless_records(tmp_path / "undisturbed" / "out")
 
 
-def test_what_a_child_says_and_does_stays_in_its_log(tmp_path: Path, colours: Path) -> None:
+def test_the_output_of_a_child_goes_to_its_log(tmp_path: Path, colours: Path) -> None:
     method = tmp_path / "mine.py"
     method.write_text(
         "import os\nfrom ffcil.methods import register\nfrom ffcil.methods.finetune import Finetune\n"
@@ -199,17 +199,17 @@ def test_what_a_child_says_and_does_stays_in_its_log(tmp_path: Path, colours: Pa
     )
     load_methods(str(method))
     (job,) = small_jobs(tmp_path, colours, groups=one_setting("noisy"))
-    METHODS.pop("noisy")  # other tests list what there is
+    METHODS.pop("noisy")  # Other tests list all methods.
     job = Job(job.label, job.config, job.folder, data=job.data, device="cpu", imports=(str(method),))
-    failed = run_jobs([job], LocalExecutor("cpu", 1), Heard())
+    failed = run_jobs([job], LocalExecutor("cpu", 1), Messages())
     assert failed == {job: "ZeroDivisionError: oh"}
     log = (job.folder / LOG).read_text()
-    assert log.count("Traceback") == 2  # tried twice
+    assert log.count("Traceback") == 2  # two attempts
     assert "from below" in log
 
 
-def test_two_studies_on_one_folder_share_the_work(tmp_path: Path, colours: Path) -> None:
-    """Each run is made once, whoever makes it; both studies end well."""
+def test_two_studies_on_one_folder_divide_the_runs(tmp_path: Path, colours: Path) -> None:
+    """Each run is executed once, and both studies succeed."""
     study = write_small_study(tmp_path / "small.yaml", colours, epochs=3, seeds=[0, 1])
     both = [launch(study, tmp_path / "out", "--jobs", "1") for _ in range(2)]
     for process in both:
@@ -223,7 +223,7 @@ def test_two_studies_on_one_folder_share_the_work(tmp_path: Path, colours: Path)
 
 
 @pytest.mark.slow
-def test_a_killed_study_is_continued_by_the_same_command(tmp_path: Path, colours: Path) -> None:
+def test_a_killed_study_is_resumed_by_the_same_command(tmp_path: Path, colours: Path) -> None:
     study = write_small_study(tmp_path / "small.yaml", colours, epochs=60, seeds=[0, 1])
     for job in small_jobs(tmp_path / "reference", colours, epochs=60, seeds=[0, 1]):
         assert attempt(job) == DONE
@@ -237,7 +237,7 @@ def test_a_killed_study_is_continued_by_the_same_command(tmp_path: Path, colours
     assert again.returncode == 0, output
     assert timeless_records(tmp_path / "out") == expected
     logs = [path.read_text() for path in (tmp_path / "out" / "runs").glob(f"*/{LOG}")]
-    assert [[log.count(f"step {k}/3: ") for k in (1, 2, 3)] for log in logs] == [[1, 1, 1]] * 4  # no step made twice
+    assert [[log.count(f"step {k}/3: ") for k in (1, 2, 3)] for log in logs] == [[1, 1, 1]] * 4  # No step is repeated.
 
 
 def recorded(folder: Path) -> bool:
@@ -253,7 +253,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
         time.sleep(0.1)
 
 
-def test_a_stopped_study_leaves_no_process(tmp_path: Path, colours: Path) -> None:
+def test_an_interrupted_study_leaves_no_process(tmp_path: Path, colours: Path) -> None:
     study = write_small_study(tmp_path / "small.yaml", colours, epochs=5000)
     process = launch(study, tmp_path / "out", "--jobs", "2")
     runs = tmp_path / "out" / "runs"
@@ -261,10 +261,10 @@ def test_a_stopped_study_leaves_no_process(tmp_path: Path, colours: Path) -> Non
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert output.splitlines()[-1] == "ffcil: stopped; the same command continues from here."
+    assert output.splitlines()[-1] == "ffcil: interrupted; the same command resumes it."
     for folder in runs.iterdir():
         assert not is_busy(folder)
-        assert (folder / LOG).read_text().endswith("ffcil: stopped\n")
+        assert (folder / LOG).read_text().endswith("ffcil: interrupted\n")
         assert not (folder / "progress.json").exists()
 
 
@@ -272,17 +272,17 @@ def test_a_stopped_study_leaves_no_process(tmp_path: Path, colours: Path) -> Non
 
 
 def test_slurm_through_submitit(tmp_path: Path, colours: Path) -> None:
-    """submitit's local executor: a job that is killed is sent again and goes on, and ends with the same records."""
+    """With submitit's local executor, a killed job is submitted again, is resumed, and gives the same records."""
     pytest.importorskip("submitit")
     (first,) = mortal_jobs(tmp_path / "undisturbed", colours, ["mortal"])
-    assert run_jobs([first], LocalExecutor("cpu", 1), Heard()) == {}
+    assert run_jobs([first], LocalExecutor("cpu", 1), Messages()) == {}
 
-    (job,), heard = mortal_jobs(tmp_path / "again", colours, ["mortal"]), Heard()
+    (job,), progress = mortal_jobs(tmp_path / "again", colours, ["mortal"]), Messages()
     (tmp_path / "again" / "doom").touch()
-    assert run_jobs([job], SlurmExecutor("cpu", 1, {"timeout_min": 5}, cluster="local"), heard) == {}
-    (said,) = heard.said
-    assert said.startswith(f"{job.label}: ")
-    assert said.endswith("; taken up again")
+    assert run_jobs([job], SlurmExecutor("cpu", 1, {"timeout_min": 5}, cluster="local"), progress) == {}
+    (message,) = progress.messages
+    assert message.startswith(f"{job.label}: ")
+    assert message.endswith("; resumed")
     assert "taken up after step 1" in (job.folder / LOG).read_text()
     assert timeless_records(tmp_path / "again" / "out") == timeless_records(tmp_path / "undisturbed" / "out")
 
@@ -300,21 +300,21 @@ def test_a_share_of_a_gpu_needs_gpus() -> None:
     def share(device: str | None, per_gpu: int | None, **resources: float) -> float:
         executor = RayExecutor(device, None, per_gpu, None)
         executor.ray = SimpleNamespace(cluster_resources=lambda: resources)
-        return executor._share()
+        return executor._gpu_share()
 
     assert share(None, None, CPU=2) == share("cpu", None, GPU=1) == 0
     assert share(None, None, GPU=1) == 1
     assert share("cuda", 4, GPU=1) == 0.25
     for device, resources in ((None, {"CPU": 2.0}), ("cpu", {"GPU": 1.0})):
-        with pytest.raises(InputError, match="--per-gpu has no meaning on CPUs"):
+        with pytest.raises(InputError, match="--per-gpu does not apply to CPUs"):
             share(device, 4, **resources)
 
 
 @pytest.fixture
 def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Callable[[], None]]]:
-    """A Ray cluster of two nodes with a core each on this machine: its address, and what kills the second node."""
+    """A Ray cluster of two nodes with one core each: its address, and a function that kills the second node."""
     pytest.importorskip("ray")
-    # a token of its own: the cluster takes no orders from others, and the user's token is left alone
+    # A separate token protects the cluster from other users and does not touch the user's own token.
     for name, value in {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}.items():
         monkeypatch.setenv(name, value)
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
@@ -337,7 +337,7 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Callable[[
 
 
 @pytest.mark.slow
-def test_a_ray_node_dies_and_its_run_goes_on_elsewhere(
+def test_a_run_is_resumed_when_its_ray_node_crashes(
     tmp_path: Path, colours: Path, two_nodes: tuple[str, Callable[[], None]]
 ) -> None:
     address, kill_second = two_nodes
@@ -354,4 +354,4 @@ def test_a_ray_node_dies_and_its_run_goes_on_elsewhere(
     assert "4 of 4 runs done" in output
     assert timeless_records(tmp_path / "out") == timeless_records(tmp_path / "reference" / "out")
     logs = [path.read_text() for path in (tmp_path / "out" / "runs").glob(f"*/{LOG}")]
-    assert sum("taken up after" in log for log in logs) == 1  # the one that the dead node had
+    assert sum("taken up after" in log for log in logs) == 1  # the run of the killed node

@@ -16,23 +16,23 @@ from torch._dynamo.testing import CompileCounter
 from conftest import AUGMENTATION, small_config, small_stream
 from ffcil.alignment import row_norms
 from ffcil.losses import ClassCentres
+from ffcil.methods import Learner, build_learner
 from ffcil.methods.der import DER
-from ffcil.methods.learner import Learner, build_learner
 from ffcil.methods.memo import MEMO
 from ffcil.methods.tagfex import MergeAttention, TagFex, contrast
 from ffcil.stream import Increment, Stream
-from ffcil.training.fit import Engine, evaluating
+from ffcil.training.engine import Engine, evaluating
 
 Make = Callable[..., Learner]
 EXPANDING = ["der", "memo", "tagfex"]
 SHORT = {"epochs": 2, "learning_rate": 0.05}
 
 
-def at_second_step(make: Make, method: str, sizes: tuple[int, int] = (2, 3), **overrides: Any) -> DER:
+def at_second_step(make: Make, method: str, sizes: tuple[int, int] = (2, 3), **overrides: Any) -> DER | MEMO | TagFex:
     """A learner that was trained on the first step and made ready for the second, in evaluation mode: what a batch
     gives then does not depend on the others in it."""
     learner = make(method=method, train={"first": SHORT, "later": SHORT}, **overrides)
-    assert isinstance(learner, DER)
+    assert isinstance(learner, DER | MEMO | TagFex)
     stream = small_stream(sizes)
     learner.learn(stream[0])
     learner.begin(stream[1])
@@ -68,7 +68,7 @@ def test_their_own_alignment_is_weight_alignment(make_learner: Make, method: str
 @pytest.mark.parametrize("method", EXPANDING)
 def test_frozen_extractors_never_move(make_learner: Make, method: str) -> None:
     learner = make_learner(method=method, train={"first": SHORT, "later": SHORT})
-    assert isinstance(learner, DER)
+    assert isinstance(learner, DER | MEMO | TagFex)
     seen: list[dict[str, Tensor]] = []
     for increment in small_stream([2, 1, 2]):
         learner.learn(increment)

@@ -1,4 +1,4 @@
-"""FeCAM against the distance of one image to one class at a time, in numpy's float64."""
+"""FeCAM against the distance of one image to one class at a time, in float64 with numpy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHRINKAGES = [(1.0, 1.0), (1.0, 0.0), (10.0, 10.0), (0.5, 0.25)]
 
 
 def some_features(count: int, seed: int, width: int = 7) -> Tensor:
-    """Of both signs, correlated, with a mean of their own."""
+    """Correlated features of both signs, with a mean of their own."""
     generator = torch.Generator().manual_seed(seed)
     mixing, mean = torch.randn(width, width, generator=generator), torch.randn(width, generator=generator)
     return torch.randn(count, width, generator=generator) @ mixing + 3 * mean
@@ -34,7 +34,7 @@ def transformed_by_hand(feature: Array, tukey: float) -> Array:
 
 
 def distance_by_hand(image: Array, of_class: Array, tukey: float, gammas: tuple[float, float]) -> float:
-    """Shrink the covariance, divide by the deviations, invert: the paper's steps, entry by entry."""
+    """The paper's steps, entry by entry: shrink the covariance, divide by the deviations, invert."""
     rows = np.stack([transformed_by_hand(row, tukey) for row in of_class])
     covariance, width = np.cov(rows.T), rows.shape[1]
     off = ~np.eye(width, dtype=bool)
@@ -55,7 +55,7 @@ def distance_by_hand(image: Array, of_class: Array, tukey: float, gammas: tuple[
 def metrics_of(features: Tensor, targets: Tensor, gammas: tuple[float, float] = (1.0, 1.0)) -> ClassMetrics:
     metrics = ClassMetrics(features.shape[1], *gammas)
     metrics.grow(int(targets.max()) + 1)
-    metrics.remember(unit(features, 1), targets, targets.unique().tolist())
+    metrics.remember(unit(features, 1), targets)
     return metrics
 
 
@@ -74,7 +74,7 @@ def test_distances_by_hand(counts: tuple[int, int], gammas: tuple[float, float],
     metrics = ClassMetrics(7, *gammas)
     metrics.grow(2)
     targets = torch.tensor([0] * counts[0] + [1] * counts[1])
-    metrics.remember(unit(torch.cat(classes), tukey), targets, range(2))
+    metrics.remember(unit(torch.cat(classes), tukey), targets)
     images = some_features(5, 9)
     got = metrics(unit(images, tukey))
     for k, image in enumerate(images.double().numpy()):
@@ -84,7 +84,7 @@ def test_distances_by_hand(counts: tuple[int, int], gammas: tuple[float, float],
 
 
 def test_the_learner_by_hand(make_learner: Make) -> None:
-    """Through the network, steps and cached test features."""
+    """With the network, several steps and cached test features."""
     options = {"variance_shrinkage": 2.0, "covariance_shrinkage": 0.5, "tukey": 0.8}
     learner, stream = make_fecam(make_learner, options=options), small_stream([2, 1, 2])
     for increment in stream:
@@ -103,7 +103,7 @@ def test_the_learner_by_hand(make_learner: Make) -> None:
     assert (scores.argmax(1) == stream.test.labels[stream[2].test_rows]).float().mean() > 0.5
 
 
-def test_in_parts_as_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distances_in_parts_equal_distances_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     features, targets = some_features(60, 0), torch.arange(60) % 6
     metrics, images = metrics_of(features, targets), unit(some_features(4, 1), 1)
     whole = metrics(images)
@@ -113,7 +113,7 @@ def test_in_parts_as_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert metrics(images[:0]).shape == (0, 6)
 
 
-def test_the_order_in_which_classes_come_is_no_matter() -> None:
+def test_the_order_of_classes_does_not_matter() -> None:
     features = some_features(41, 0)
     targets = torch.tensor([0] * 20 + [1] * 1 + [2] * 20)  # a class of one image among them
     together, apart = metrics_of(features, targets), ClassMetrics(7, 1.0, 1.0)
@@ -121,20 +121,20 @@ def test_the_order_in_which_classes_come_is_no_matter() -> None:
     for classes, label in enumerate(came):
         apart.grow(classes + 1)
         mine = targets == label
-        apart.remember(unit(features[mine], 1), torch.full((int(mine.sum()),), classes), [classes])
+        apart.remember(unit(features[mine], 1), torch.full((int(mine.sum()),), classes))
     images = unit(some_features(5, 3), 1)
     torch.testing.assert_close(apart(images), together(images)[:, came])
 
 
 @pytest.mark.parametrize("copies", [1, 3])
-def test_a_class_of_one_image_has_the_others_metric(copies: int) -> None:
-    """And one of copies of an image."""
+def test_a_class_without_variation_has_the_mean_metric_of_others(copies: int) -> None:
+    """A class with a single image, or with copies of one."""
     features, targets = some_features(21, 0), torch.tensor([0] * 10 + [1] + [2] * 10)
     times = torch.ones(21, dtype=torch.int64)
     times[10] = copies
     metrics = metrics_of(features.repeat_interleave(times, dim=0), targets.repeat_interleave(times))
-    torch.testing.assert_close(metrics.metrics[1], (metrics.metrics[0] + metrics.metrics[2]) / 2)
-    assert not torch.allclose(metrics.metrics[0], metrics.metrics[2])
+    torch.testing.assert_close(metrics.spreads[1], (metrics.spreads[0] + metrics.spreads[2]) / 2)
+    assert not torch.allclose(metrics.spreads[0], metrics.spreads[2])
     own = metrics(unit(features[10:11], 1))
     assert own[0, 1].item() == pytest.approx(0, abs=1e-6)
     assert own.isfinite().all()
@@ -142,7 +142,7 @@ def test_a_class_of_one_image_has_the_others_metric(copies: int) -> None:
 
 @pytest.mark.parametrize("images", [1, 4])
 def test_without_any_spread_distances_are_euclidean(images: int) -> None:
-    """Images that are all the same are no better than one."""
+    """Equal images count as a single image."""
     features = some_features(2, 0).repeat_interleave(images, dim=0)
     metrics = metrics_of(features, torch.arange(2).repeat_interleave(images))
     queries = unit(some_features(5, 1), 1)
@@ -151,7 +151,7 @@ def test_without_any_spread_distances_are_euclidean(images: int) -> None:
 
 @pytest.mark.parametrize("images", [2, 3])
 def test_few_images_leave_no_direction_without_spread(images: int) -> None:
-    """As it would be along the one in which all features move together, were as much added to every covariance."""
+    """With equal shrinkages there is such a direction: the one in which all features vary together."""
     shrinkage = FeCAMConfig().variance_shrinkage, FeCAMConfig().covariance_shrinkage
     classes = [unit(some_features(images, seed, width=60), 1) for seed in range(200)]
     assert min(torch.linalg.eigvalsh(correlation(units, *shrinkage))[0] for units in classes) > 0.05
@@ -179,6 +179,6 @@ def test_gradients_reach_the_features(make_learner: Make, tukey: float) -> None:
     assert features.grad[:, 1:].abs().min() > 0
 
 
-def test_more_of_the_covariance_than_of_the_variance(make_learner: Make) -> None:
+def test_covariance_shrinkage_above_variance_shrinkage_is_an_error(make_learner: Make) -> None:
     with pytest.raises(InputError, match=r"covariance_shrinkage=2.0 is above options.variance_shrinkage=1.0"):
         make_fecam(make_learner, options={"covariance_shrinkage": 2.0})

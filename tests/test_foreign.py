@@ -11,7 +11,7 @@ import pytest
 from ffcil.config.resolve import not_carried_over, resolve
 from ffcil.config.settings import GivenArrivals, RunConfig
 from ffcil.errors import InputError
-from ffcil.methods.learner import complete
+from ffcil.methods import complete
 
 PYCIL = {
     "prefix": "reproduce",

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from conftest import OnEpoch
 from ffcil.arrivals import given_arrivals
 from ffcil.classifier.classifier import Classifier
 from ffcil.config.resolve import resolve
@@ -22,11 +23,11 @@ from ffcil.data.ragged import RaggedImages, image_sizes
 from ffcil.data.resized_crop import ResizedCrop
 from ffcil.data.sources import CIFAR100_AUGMENTATION
 from ffcil.losses import class_wise_mean
-from ffcil.methods import METHODS
-from ffcil.methods.learner import Learner, build_learner
+from ffcil.methods import METHODS, Learner, build_learner
 from ffcil.runs.checkpoint import load_state, save_state
 from ffcil.stream import Stream
-from ffcil.training.fit import LANES, Engine, Progress
+from ffcil.training.engine import LANES, Engine
+from ffcil.training.progress import FitProgress
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -61,7 +62,7 @@ def learn(settings: RunConfig, device: str = "cuda", sizes: Sequence[int] = (4, 
     learner = build_learner(settings, CIFAR100_AUGMENTATION, engine)
     losses: list[float] = []
     for increment in make_stream(sizes).to(engine.device):
-        learner.learn(increment, None, lambda progress: losses.append(progress.loss))
+        learner.learn(increment, OnEpoch(lambda progress: losses.append(progress.loss)))
     return learner, losses
 
 
@@ -92,17 +93,17 @@ def test_a_step_is_taken_up_again_in_the_middle(tmp_path: Path, method: str) -> 
     first, second, _ = stream.to(engine.device)
     learner.learn(first)
 
-    def save(progress: Progress) -> None:
+    def save(progress: FitProgress) -> None:
         if progress.epoch == 1:
             save_state(tmp_path / "x", {"learner": learner.state(), "progress": vars(progress)})
 
-    whole = learner.learn(second, None, save)
+    whole = learner.learn(second, OnEpoch(save))
     again = build_learner(settings, CIFAR100_AUGMENTATION, engine)
     again.begin(first)
     again.begin(second)
     state = load_state(tmp_path / "x")
     again.restore(state["learner"])
-    part = again.learn(second, Progress(**state["progress"]))
+    part = again.learn(second, resume=FitProgress(**state["progress"]))
     assert part["loss"] == pytest.approx(whole["loss"], rel=0.05)
 
 

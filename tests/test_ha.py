@@ -1,25 +1,27 @@
-"""Head-Agnostic Alignment against sums by hand."""
+"""Head-Agnostic Alignment against computations by hand."""
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from conftest import small_config, small_stream
 from ffcil.errors import InputError
-from ffcil.ha import AlignmentTraining, ClassStatistics, HeadAgnosticAlignment, _loss, align_features
+from ffcil.ha import ClassStatistics, HeadAgnosticAlignment, alignment_loss, draw_surrogates
 from ffcil.losses import class_wise_mean, mean
-from ffcil.methods.framework import Robustness
+from ffcil.methods.framework import Framework
 from ffcil.methods.learner import Learner
 from ffcil.methods.pretrained import Pretrained
+from ffcil.methods.simplecil import SimpleCIL
 from ffcil.models.heads import cosine
 from ffcil.runs.run import evaluate
 
@@ -30,7 +32,7 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def test_it_begins_as_the_identity() -> None:
+def test_it_starts_as_the_identity() -> None:
     features = torch.randn(5, 12)
     assert torch.equal(HeadAgnosticAlignment(12)(features), features)
 
@@ -45,7 +47,7 @@ def test_the_map_by_hand() -> None:
     torch.testing.assert_close(alignment(h), h + alignment.up.weight @ gelu)
 
 
-def test_statistics_are_numpys() -> None:
+def test_statistics_equal_those_of_numpy() -> None:
     features, targets = torch.randn(30, 4), torch.tensor([3, 1, 2, 1, 3] * 6)
     targets[0] = 0  # a class with one image
     statistics = ClassStatistics(4)
@@ -55,20 +57,20 @@ def test_statistics_are_numpys() -> None:
         of_class = features[targets == label].numpy()
         np.testing.assert_allclose(statistics.means[label], of_class.mean(0), rtol=1e-4, atol=1e-6)
         expected = of_class.std(0, ddof=1) if len(of_class) > 1 else np.zeros(4)
-        np.testing.assert_allclose(statistics.deviations[label], expected, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(statistics.spreads[label], expected, rtol=1e-4, atol=1e-6)
     assert statistics.means[4].eq(0).all()
 
 
-def test_surrogates_have_the_moments() -> None:
+def test_surrogates_have_the_stored_moments() -> None:
     statistics = ClassStatistics(3)
     statistics.grow(2)
     statistics.means.copy_(torch.tensor([[0.0, 5.0, -5.0], [1.0, 1.0, 1.0]]))
-    statistics.deviations.copy_(torch.tensor([[1.0, 0.0, 3.0], [0.0, 0.0, 0.0]]))
-    drawn, targets = statistics.surrogates(2, 4000, seeded())
+    statistics.spreads.copy_(torch.tensor([[1.0, 0.0, 3.0], [0.0, 0.0, 0.0]]))
+    drawn, targets = draw_surrogates(statistics, 2, 4000, seeded())
     assert drawn.shape == (8000, 3)
     assert targets.bincount().tolist() == [4000, 4000]
     torch.testing.assert_close(drawn[targets == 0].mean(0), statistics.means[0], atol=0.2, rtol=0)
-    torch.testing.assert_close(drawn[targets == 0].std(0), statistics.deviations[0], atol=0.2, rtol=0)
+    torch.testing.assert_close(drawn[targets == 0].std(0), statistics.spreads[0], atol=0.2, rtol=0)
     assert (drawn[targets == 1] == 1).all()
 
 
@@ -85,16 +87,16 @@ def test_the_loss_by_hand(identity: float, reduce: Any) -> None:
         values.append(value + ((aligned - h) ** 2).sum() * identity)
     by_class = [torch.stack([v for v, y in zip(values, targets, strict=True) if y == c]).mean() for c in range(3)]
     expected = torch.stack(values if reduce is mean else by_class).mean()
-    got = _loss(alignment, features, targets, lambda f: f @ rows.T, identity, reduce)
+    got = alignment_loss(alignment, features, targets, lambda f: f @ rows.T, identity, reduce)
     torch.testing.assert_close(got, expected)
 
 
 def shifted_world() -> tuple[Tensor, Tensor, ClassStatistics, Tensor]:
-    """Old classes as their prototypes say; new ones whose features have moved away from theirs."""
+    """Old classes whose features agree with their prototypes, and new ones whose features have moved away."""
     prototypes = torch.randn(6, 16, generator=seeded(1)) * 2
     statistics = ClassStatistics(16)
     statistics.grow(6)
-    statistics.means[:4], statistics.deviations[:4] = prototypes[:4], 0.3
+    statistics.means[:4], statistics.spreads[:4] = prototypes[:4], 0.3
     targets = torch.tensor([4, 5]).repeat(50)
     features = prototypes[targets] + torch.randn(100, 16, generator=seeded(2)) * 0.3 + prototypes[0] * 0.8
     return features, targets, statistics, prototypes
@@ -104,64 +106,88 @@ def right(prototypes: Tensor, features: Tensor, targets: Tensor) -> float:
     return (cosine(features, prototypes).argmax(1) == targets).float().mean().item()
 
 
+def train_alignment(
+    alignment: HeadAgnosticAlignment,
+    features: Tensor,
+    targets: Tensor,
+    statistics: ClassStatistics,
+    old_classes: int,
+    classify: Callable[[Tensor], Tensor],
+    epochs: int = 10,
+    surrogates: int = 20,
+    **loss_settings: Any,
+) -> float:
+    """The loop of the module's docstring. Returns the mean loss of the last epoch."""
+    generator = seeded()
+    optimiser = torch.optim.Adam(alignment.parameters(), 1e-3)
+    for _ in range(epochs):
+        drawn, drawn_classes = draw_surrogates(statistics, old_classes, surrogates, generator)
+        pool, labels = torch.cat([features, drawn]), torch.cat([targets, drawn_classes])
+        losses = []
+        for rows in torch.randperm(len(pool), generator=generator).split(128):
+            loss = alignment_loss(alignment, pool[rows], labels[rows], classify, **loss_settings)
+            optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+            losses.append(loss.item())
+    return sum(losses) / len(losses)
+
+
 def test_it_corrects_new_features_and_keeps_old_ones() -> None:
     features, targets, statistics, prototypes = shifted_world()
-    old, of_old = statistics.surrogates(4, 50, seeded(3))
+    old, of_old = draw_surrogates(statistics, 4, 50, seeded(3))
 
-    def trained(training: AlignmentTraining) -> tuple[float, float, float]:
+    def trained(**settings: Any) -> tuple[float, float, float]:
         torch.manual_seed(0)
         alignment = HeadAgnosticAlignment(16)
-        first = align_features(
-            alignment, features, targets, statistics, 4, lambda f: 20 * cosine(f, prototypes),
-            replace(training, epochs=1), seeded(),
-        )  # fmt: skip
-        last = align_features(
-            alignment, features, targets, statistics, 4, lambda f: 20 * cosine(f, prototypes), training, seeded()
-        )
-        assert last < first
+
+        def train(epochs: int) -> float:
+            return train_alignment(
+                alignment, features, targets, statistics, 4, lambda f: 20 * cosine(f, prototypes), epochs, **settings
+            )
+
+        assert train(1) > train(30)
         with torch.no_grad():
             moved = (alignment(old) - old).norm(dim=1).mean().item()
             return right(prototypes, alignment(features), targets), right(prototypes, alignment(old), of_old), moved
 
     before = right(prototypes, features, targets)
-    full = trained(AlignmentTraining(epochs=30))
+    full = trained()
     assert full[0] >= before
     assert full[1] > 0.95
-    alone = trained(AlignmentTraining(epochs=30, surrogates=0))
-    assert full[1] >= alone[1]  # without surrogates nothing defends the old classes
-    free = trained(AlignmentTraining(epochs=30, identity=False))
-    loose = trained(AlignmentTraining(epochs=30, identity_weight=0.01))
+    alone = trained(surrogates=0)
+    assert full[1] >= alone[1]  # without surrogates nothing protects the old classes
+    free, loose = trained(identity_weight=0.0), trained(identity_weight=0.01)
     assert full[2] < loose[2] < free[2]  # the identity term holds features near themselves
 
 
 def test_the_first_step_may_have_one_class() -> None:
     statistics = ClassStatistics(4)
     statistics.grow(1)
-    loss = align_features(
-        HeadAgnosticAlignment(4), torch.randn(3, 4), torch.zeros(3, dtype=torch.int64), statistics, 0,
-        lambda f: f[:, :1], AlignmentTraining(epochs=2), seeded(),
-    )  # fmt: skip
-    assert np.isfinite(loss)
+    targets = torch.zeros(3, dtype=torch.int64)
+    alignment = HeadAgnosticAlignment(4)
+    assert np.isfinite(train_alignment(alignment, torch.randn(3, 4), targets, statistics, 0, lambda f: f[:, :1]))
 
 
-def test_it_stands_alone() -> None:
+def test_it_needs_no_training_loop_of_ffcil() -> None:
     program = "import sys, ffcil.ha; print(sorted(m for m in sys.modules if m.startswith('ffcil.')))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['ffcil.ha', 'ffcil.losses']"
+    expected = ["ffcil.ha", "ffcil.losses", "ffcil.models", "ffcil.models.class_statistics"]
+    assert done.stdout.strip() == str(expected)
 
 
 # --- in a learner ---------------------------------------------------------------------------------------------------
 
 
-def test_robust_means_ha_for_pretrained_methods() -> None:
-    assert Robustness.resolve(small_config(method="simplecil", robust=True), "none", pretrained=True).ha is not None
-    assert Robustness.resolve(small_config(method="simplecil"), "none", pretrained=True).ha is None
+def test_robust_turns_ha_on_for_pretrained_methods() -> None:
+    assert Framework.resolve(small_config(method="simplecil", robust=True), "none", pretrained=True).ha is not None
+    assert Framework.resolve(small_config(method="simplecil"), "none", pretrained=True).ha is None
     asked = small_config(method="simplecil", ha={"use": True})
-    assert Robustness.resolve(asked, "none", pretrained=True).ha is not None
-    with pytest.raises(InputError, match=r"ha.use=true has no meaning for 'icarl'"):
-        Robustness.resolve(small_config(method="icarl", ha={"use": True}), "wa")
-    with pytest.raises(InputError, match=r"alignment=wa has no meaning for 'simplecil'"):
-        Robustness.resolve(small_config(method="simplecil", alignment="wa"), "none", pretrained=True)
+    assert Framework.resolve(asked, "none", pretrained=True).ha is not None
+    with pytest.raises(InputError, match=r"ha.use=true is not supported by 'icarl'"):
+        Framework.resolve(small_config(method="icarl", ha={"use": True}), "wa")
+    with pytest.raises(InputError, match=r"alignment=wa is not supported by 'simplecil'"):
+        Framework.resolve(small_config(method="simplecil", alignment="wa"), "none", pretrained=True)
 
 
 def test_ha_alone_changes_what_it_is_given(make_learner: Make) -> None:
@@ -172,11 +198,44 @@ def test_ha_alone_changes_what_it_is_given(make_learner: Make) -> None:
             learner.learn(increment)
             evaluate(learner, increment)
     plain, aligned = learners
-    assert isinstance(plain, Pretrained)
-    assert isinstance(aligned, Pretrained)
-    assert torch.equal(plain.prototypes, aligned.prototypes)  # type: ignore[arg-type]
+    assert isinstance(plain, SimpleCIL)
+    assert isinstance(aligned, SimpleCIL)
+    assert torch.equal(plain.prototypes.means, aligned.prototypes.means)
     assert torch.equal(plain.statistics.means, aligned.statistics.means)
     assert plain.ha is None
     assert aligned.ha is not None
     assert aligned.ha.up.weight.ne(0).any()
     assert not any(parameter.requires_grad for parameter in aligned.ha.parameters())
+
+
+@pytest.mark.parametrize("method", ["simplecil", "ranpac"])
+def test_a_learner_trains_it_as_a_plain_loop_does(make_learner: Make, method: str) -> None:
+    """The second step, against a loop of its own with the same draws."""
+    learner = make_learner(method=method, robust=True, ha={"epochs": 3, "batch": 16, "surrogates": 5})
+    assert isinstance(learner, Pretrained)
+    first, second = small_stream([2, 3])
+    learner.learn(first)
+    assert learner.ha is not None
+    alignment, statistics = copy.deepcopy(learner.ha), copy.deepcopy(learner.statistics)
+    notes = learner.learn(second)
+    with torch.no_grad():
+        features, targets = learner.extract_features(second)
+    generator = learner.generator(second, "HA")
+    optimiser = torch.optim.Adam(alignment.requires_grad_(True).parameters(), 1e-3)
+    for _ in range(3):
+        noise = torch.randn(5, 2, learner.feature_dim, generator=generator)
+        drawn = torch.cat([statistics.means[:2] + eps * statistics.spreads[:2] for eps in noise])
+        pool, labels = torch.cat([features, drawn]), torch.cat([targets, torch.tensor([0, 1] * 5)])
+        losses = []
+        for rows in torch.randperm(58, generator=generator).split(16):
+            aligned = alignment(pool[rows])
+            per_sample = F.cross_entropy(learner.classify(aligned), labels[rows], reduction="none")
+            per_sample = per_sample + (aligned - pool[rows]).square().sum(1)
+            loss = torch.stack([per_sample[labels[rows] == c].mean() for c in labels[rows].unique()]).mean()
+            optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+            losses.append(loss.item())
+    assert notes["ha_loss"] == pytest.approx(sum(losses) / 4, rel=1e-3)
+    for ours, by_hand in zip(learner.ha.parameters(), alignment.parameters(), strict=True):
+        torch.testing.assert_close(ours, by_hand.detach(), rtol=1e-3, atol=1e-4)

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ffcil.methods.parts.exemplars import ExemplarMemory, herd
+from ffcil.config.settings import MemorySettings
+from ffcil.methods.parts.exemplars import Exemplars, herd
 
 
 def assert_greedy(features: torch.Tensor, chosen: list[int]) -> None:
@@ -40,14 +41,18 @@ def test_herding_survives_features_of_zero() -> None:
     assert sorted(herd(torch.zeros(3, 4), 9).tolist()) == [0, 1, 2]
 
 
-def step(memory: ExemplarMemory, classes: int, per_class: int = 500) -> None:
+def exemplars(budget: int | None = None, per_class: int | None = None) -> Exemplars:
+    return Exemplars(MemorySettings(budget=budget, per_class=per_class), 4, torch.device("cpu"))
+
+
+def step(memory: Exemplars, classes: int, per_class: int = 500) -> None:
     start = 1000 * len(memory.by_class)
     rows = [torch.arange(per_class) + start + 1000 * c for c in range(classes)]
-    memory.update(rows, [torch.randn(per_class, 4) for _ in rows])
+    memory.choose(rows, [torch.randn(per_class, 4) for _ in rows])
 
 
 def test_quotas_of_the_published_protocol() -> None:
-    memory, sizes, quotas = ExemplarMemory(budget=2000), [], []
+    memory, sizes, quotas = exemplars(budget=2000), [], []
     for _ in range(10):
         step(memory, 10)
         sizes.append(len(memory))
@@ -57,7 +62,7 @@ def test_quotas_of_the_published_protocol() -> None:
 
 
 def test_shrinking_keeps_the_best_prefix() -> None:
-    memory = ExemplarMemory(budget=100)
+    memory = exemplars(budget=100)
     step(memory, 2)
     before = [rows.tolist() for rows in memory.by_class]
     step(memory, 3)
@@ -65,7 +70,7 @@ def test_shrinking_keeps_the_best_prefix() -> None:
 
 
 def test_a_constant_number_a_class() -> None:
-    memory = ExemplarMemory(per_class=20)
+    memory = exemplars(per_class=20)
     step(memory, 7)
     step(memory, 1)
     assert [len(rows) for rows in memory.by_class] == [20] * 8
@@ -73,13 +78,13 @@ def test_a_constant_number_a_class() -> None:
 
 @pytest.mark.parametrize("per_class", [1, 3])
 def test_a_class_smaller_than_its_quota_is_kept_whole(per_class: int) -> None:
-    memory = ExemplarMemory(budget=2000)
+    memory = exemplars(budget=2000)
     step(memory, 2, per_class)
     assert [len(rows) for rows in memory.by_class] == [per_class] * 2
 
 
 def test_rows_name_the_images_chosen() -> None:
-    memory, features = ExemplarMemory(budget=4), torch.randn(9, 4)
+    memory, features = exemplars(budget=4), torch.randn(9, 4)
     rows = torch.arange(9) * 10
-    memory.update([rows], [features])
+    memory.choose([rows], [features])
     assert memory.rows().tolist() == [10 * k for k in herd(features, 4).tolist()]

@@ -1,9 +1,10 @@
-"""The metrics against naive loops over single (true, predicted) samples, and against closed forms."""
+"""Metrics compared with naive loops over single (true, predicted) samples, and with closed forms."""
 
 from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from statistics import mean
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from ffcil.errors import InputError
 from ffcil.metrics import (
+    Confusion,
     CountTable,
     average_accuracy,
     class_accuracy,
@@ -30,7 +32,7 @@ Samples = list[tuple[int, int]]
 
 @st.composite
 def streams(draw: st.DrawFn) -> tuple[list[int], list[Samples]]:
-    """Sizes, and after each step the (true, predicted) pair of every test image; some classes have no image."""
+    """Sizes, and the (true, predicted) pairs of all test images after each step; some classes have no image."""
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=6))
     images = draw(st.lists(st.integers(0, 3), min_size=sum(sizes), max_size=sum(sizes)))
     random = draw(st.randoms(use_true_random=False))
@@ -52,6 +54,34 @@ def table_of(sizes: list[int], steps: list[Samples]) -> CountTable:
             square[true, predicted] += 1
         counts.append(square)
     return CountTable(tuple(sizes), tuple(counts))
+
+
+@given(streams())
+@settings(max_examples=50, deadline=None)
+def test_counting_labels_gives_the_counts_of_single_samples(stream: tuple[list[int], list[Samples]]) -> None:
+    table = table_of(*stream)
+    for confusion, samples in zip(table.counts, stream[1], strict=True):
+        counted = Confusion.count([t for t, _ in samples], [p for _, p in samples], confusion.classes)
+        assert np.array_equal(counted.dense(), confusion.dense())
+        assert counted.rows.tolist() == confusion.rows.tolist()
+
+
+def test_ten_thousand_classes_take_megabytes() -> None:
+    """A dense table of one step would take 800 MB."""
+    steps, size, images = 4, 2500, 5
+    rng = np.random.default_rng(0)
+    tracemalloc.start()
+    counts = []
+    for seen in range(size, steps * size + 1, size):
+        true = np.repeat(np.arange(seen), images)
+        counts.append(Confusion.count(true, rng.integers(0, seen, len(true)), seen))
+    table = CountTable((size,) * steps, tuple(counts))
+    summary = summarise(table)
+    assert class_accuracy(table).shape == (steps, steps * size)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20e6
+    assert summary["last"] == 100 * (counts[-1].rows == counts[-1].columns).dot(counts[-1].values) / (10_000 * images)
 
 
 def naive_accuracy(samples: Samples, classes: set[int]) -> float | None:
@@ -123,7 +153,7 @@ def test_summary_is_strict_json_and_holds_the_same_numbers(stream: tuple[list[in
 
 
 def test_closed_form_uneven_steps() -> None:
-    """One class, then three: images weigh the same within a step, steps weigh the same in the average."""
+    """One class, then three: images have equal weights within a step, steps in the average."""
     first = np.array([[8]])
     second = np.array([[4, 4, 0, 0], [0, 2, 0, 0], [0, 0, 1, 1], [0, 0, 0, 0]])
     table = CountTable((1, 3), (first, second))
@@ -188,16 +218,27 @@ def test_first_class_without_test_images_leaves_the_rest_measurable() -> None:
     [
         ((), (), "at least one step"),
         ((2, 0), (np.eye(2, dtype=int), np.eye(2, dtype=int)), "at least 1"),
-        ((2,), (), "one table a step"),
+        ((2,), (), "one table per step"),
         ((2, 1), (np.eye(2, dtype=int), np.eye(2, dtype=int)), "step 2"),
         ((2,), (np.ones((2, 3), dtype=int),), "shape"),
         ((2,), (np.ones((2, 2)),), "whole numbers"),
         ((1,), (np.array([[-1]]),), "negative"),
     ],
 )
-def test_counts_that_cannot_be_are_named(sizes: tuple[int, ...], counts: tuple[np.ndarray, ...], says: str) -> None:
+def test_impossible_counts_are_named(sizes: tuple[int, ...], counts: tuple[np.ndarray, ...], says: str) -> None:
     with pytest.raises(InputError, match=says):
         CountTable(sizes, counts)
+
+
+def test_impossible_sparse_counts_are_named() -> None:
+    for rows, columns, values, says in [
+        ([0], [2], [1], "outside"),
+        ([0, 1], [0], [1], "as many rows"),
+        ([0], [0], [0.5], "whole numbers"),
+        ([0], [0], [-1], "negative"),
+    ]:
+        with pytest.raises(InputError, match=says):
+            Confusion(2, *(np.array(array) for array in (rows, columns, values)))
 
 
 def test_step_outside_the_table_is_named() -> None:

@@ -1,10 +1,11 @@
-"""MOS and TUNA against sums by hand: Gaussians, the head's second training, merging, fusion, retrieval."""
+"""MOS and TUNA against computations by hand: Gaussians, the head's second training, merging, fusion, retrieval."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,18 +13,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import ffcil.training.fit
 from conftest import small_stream
 from ffcil.config.resolve import resolve
 from ffcil.losses import REDUCTIONS
 from ffcil.methods.learner import Learner
 from ffcil.methods.mos import MOS, retrieve
-from ffcil.methods.parts.gaussians import ClassGaussians, HeadTraining, cosine_rate, train_head
-from ffcil.methods.parts.step_adapters import AdaptersPerStep, StepAdapters
+from ffcil.methods.parts.gaussians import HeadTraining, class_gaussians
+from ffcil.methods.pretrained import Pretrained
 from ffcil.methods.tuna import TUNA, cosface, decay_of_means, fuse, mean_directions
 from ffcil.models.heads import GrowingLinear
-from ffcil.models.tuners import adapters
-from ffcil.training.fit import Engine
+from ffcil.models.tuners import Adapters
+from ffcil.training.engine import Engine
+from ffcil.training.fit import Optimisation, ParameterGroup, cosine_rate
 
 Make = Callable[..., Learner]
 SHORT = {"first": {"epochs": 2, "learning_rate": 0.05}, "later": {"epochs": 2, "learning_rate": 0.05}}
@@ -33,18 +34,18 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def learned(make: Make, method: str, sizes: Sequence[int] = (2, 1, 2), **fields: Any) -> StepAdapters:
+def learned(make: Make, method: str, sizes: Sequence[int] = (2, 1, 2), **fields: Any) -> MOS | TUNA:
     learner = make(method=method, **{"train": SHORT, **fields})
-    assert isinstance(learner, StepAdapters)
+    assert isinstance(learner, MOS | TUNA)
     for increment in small_stream(sizes):
         learner.learn(increment)
     return learner
 
 
-def spread_out(learner: StepAdapters) -> None:
-    """Adapters that differ much between steps: short training alone leaves them close to each other."""
+def spread_out(learner: MOS | TUNA) -> None:
+    """Make the adapters of the steps differ much; after a short training they are nearly equal."""
     with torch.no_grad():
-        for k, parameter in enumerate([*learner.kept.parameters(), *learner.adapters.parameters()]):
+        for k, parameter in enumerate([*learner.steps.kept.parameters(), *learner.steps.newest.parameters()]):
             parameter.add_(torch.randn(parameter.shape, generator=seeded(k)) * 0.3)
     learner._test_cache = type(learner._test_cache)()
 
@@ -66,45 +67,45 @@ def by_hand(values: Sequence[Tensor], classes: Sequence[int], reduction: str) ->
 def test_factors_reproduce_numpys_covariance(images: int, diagonal: bool) -> None:
     features = torch.randn(images + 7, 6, generator=seeded()) * 3
     targets = torch.tensor([1] * images + [0] * 7)
-    gaussians = ClassGaussians(6, diagonal)
+    gaussians = class_gaussians(6, diagonal)
     gaussians.grow(2)
-    gaussians.remember(features, targets, [1, 0])
+    gaussians.remember(features, targets)
     for label in (0, 1):
         of_class = features[targets == label].numpy()
         expected = np.cov(of_class.T) if len(of_class) > 1 else np.zeros((6, 6))
         expected = expected + 1e-4 * np.eye(6)
-        factor = gaussians.factors[label]
+        factor = gaussians.spreads[label]
         got = factor.square().diag() if diagonal else factor @ factor.T
         np.testing.assert_allclose(got, np.diag(np.diag(expected)) if diagonal else expected, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(gaussians.means[label], of_class.mean(0), rtol=1e-5, atol=1e-6)
 
 
 def test_far_more_features_than_images() -> None:
-    gaussians = ClassGaussians(300)
+    gaussians = class_gaussians(300, diagonal=False)
     gaussians.grow(1)
-    gaussians.remember(torch.randn(4, 300, generator=seeded()) * 100, torch.zeros(4), [0])
-    assert gaussians.factors.isfinite().all()
+    gaussians.remember(torch.randn(4, 300, generator=seeded()) * 100, torch.zeros(4, dtype=torch.int64))
+    assert gaussians.spreads.isfinite().all()
 
 
-def test_growing_keeps_what_is_remembered() -> None:
-    gaussians = ClassGaussians(4)
+def test_growing_keeps_stored_statistics() -> None:
+    gaussians = class_gaussians(4, diagonal=False)
     gaussians.grow(2)
-    gaussians.remember(torch.randn(9, 4), torch.arange(9) % 2, [0, 1])
+    gaussians.remember(torch.randn(9, 4), torch.arange(9) % 2)
     before = copy.deepcopy(gaussians.state_dict())
     gaussians.grow(5)
-    assert gaussians.factors.shape == (5, 4, 4)
+    assert gaussians.spreads.shape == (5, 4, 4)
     assert torch.equal(gaussians.means[:2], before["means"])
-    assert torch.equal(gaussians.factors[:2], before["factors"])
+    assert torch.equal(gaussians.spreads[:2], before["spreads"])
 
 
 @pytest.mark.parametrize("diagonal", [False, True])
-def test_drawn_features_have_the_moments(diagonal: bool) -> None:
+def test_drawn_features_have_the_stored_moments(diagonal: bool) -> None:
     mixing = torch.tensor([[1.0, 0.0, 0.0], [2.0, 0.5, 0.0], [-1.0, 1.0, 0.2]])
     features = torch.randn(500, 3, generator=seeded()) @ mixing.T + torch.tensor([5.0, 0.0, -3.0])
-    gaussians = ClassGaussians(3, diagonal)
+    gaussians = class_gaussians(3, diagonal)
     gaussians.grow(2)
-    gaussians.remember(features, torch.arange(500) % 2, [0, 1])
-    drawn = gaussians.draw(40_000, seeded(1), torch.tensor([1.0, 0.5]))
+    gaussians.remember(features, torch.arange(500) % 2)
+    drawn = gaussians.draw(torch.randn(2, 40_000, 3, generator=seeded(1)), torch.tensor([1.0, 0.5]))
     assert drawn.shape == (2, 40_000, 3)
     for label in (0, 1):
         covariance = torch.cov(features[label::2].T)
@@ -118,17 +119,16 @@ def test_drawn_features_have_the_moments(diagonal: bool) -> None:
 @pytest.mark.parametrize("reduction", ["mean", "class_wise_mean"])
 def test_the_heads_second_training_by_hand(reduction: str) -> None:
     torch.manual_seed(0)
-    gaussians = ClassGaussians(4)
+    gaussians = class_gaussians(4, diagonal=False)
     gaussians.grow(3)
-    gaussians.remember(torch.randn(30, 4, generator=seeded()), torch.arange(30) % 3, range(3))
+    gaussians.remember(torch.randn(30, 4, generator=seeded()), torch.arange(30) % 3)
     head = GrowingLinear(4)
     head.grow(3)
-    training = HeadTraining(epochs=2, learning_rate=0.5, weight_decay=0.01, draws=5, period=2)
     weights = [head.weight.detach().clone().requires_grad_(), head.bias.detach().clone().requires_grad_()]
     velocity = [torch.zeros_like(w) for w in weights]
     generator = seeded(3)
     for epoch in range(2):
-        drawn = gaussians.draw(5, generator).reshape(15, 4)
+        drawn = gaussians.draw(torch.randn(3, 5, 4, generator=generator)).reshape(15, 4)
         order = torch.randperm(15, generator=generator)
         for batch in range(3):
             rows = order[5 * batch : 5 * batch + 5]
@@ -140,15 +140,15 @@ def test_the_heads_second_training_by_hand(reduction: str) -> None:
                 w.data -= 0.5 * (1 + math.cos(math.pi * epoch / 2)) / 2 * v
                 w.grad = None
     engine = Engine.create("cpu", resolve("glyphs").train)
-    train_head(head, gaussians, training, seeded(3), engine, REDUCTIONS[reduction])
+    optimisation = Optimisation(2, partial(cosine_rate, 0.5, 2), weight_decay=0.01)
+    HeadTraining(5, optimisation, REDUCTIONS[reduction], engine).train(head, gaussians, seeded(3))
     torch.testing.assert_close(head.weight, weights[0], check_layout=False)
     torch.testing.assert_close(head.bias, weights[1])
     assert head.weight.grad is None
 
 
-def test_a_period_shorter_than_the_training_makes_the_rate_swing() -> None:
-    training = HeadTraining(epochs=10, learning_rate=0.01, weight_decay=0.0, draws=1, period=5)
-    rates = [cosine_rate(training, epoch) for epoch in range(11)]
+def test_the_rate_rises_again_after_its_period() -> None:
+    rates = [cosine_rate(0.01, 5, epoch) for epoch in range(11)]
     expected = [0.01, 0.009, 0.0065, 0.0035, 0.001, 0, 0.001, 0.0035, 0.0065, 0.009, 0.01]
     assert rates == pytest.approx(expected, abs=1e-4)
 
@@ -160,23 +160,23 @@ def test_a_period_shorter_than_the_training_makes_the_rate_swing() -> None:
 @pytest.mark.parametrize("method", ["mos", "tuna"])
 def test_stored_adapters_never_change(make_learner: Make, method: str, released: bool) -> None:
     learner = make_learner(method=method, train=SHORT, options={"released": released})
-    assert isinstance(learner, StepAdapters)
+    assert isinstance(learner, MOS | TUNA)
     at_end: list[dict[str, Tensor]] = []
     for increment in small_stream([2, 1, 2]):
         learner.learn(increment)
-        at_end.append(copy.deepcopy(learner.adapters.state_dict()))
+        at_end.append(copy.deepcopy(learner.steps.newest.state_dict()))
         for _ in range(2):
             learner.predictions(increment)
-        for expected, stored in zip(at_end, [*learner.kept, learner.adapters], strict=True):
+        for expected, stored in zip(at_end, learner.steps, strict=True):
             for name, tensor in stored.state_dict().items():
                 assert torch.equal(tensor, expected[name]), name
-    assert not any(parameter.requires_grad for parameter in learner.kept.parameters())
+    assert not any(parameter.requires_grad for parameter in learner.steps.kept.parameters())
 
 
 @pytest.mark.parametrize("robust", [False, True])
 @pytest.mark.parametrize("method", ["mos", "tuna"])
 def test_predictions_do_not_depend_on_the_batch(make_learner: Make, method: str, robust: bool) -> None:
-    """And those from cached features are those of the images themselves."""
+    """Predictions from cached features also equal those from images."""
     learner = learned(make_learner, method, robust=robust)
     increment = small_stream([2, 1, 2])[2]
     cached = learner.predictions(increment)["ensemble"]
@@ -190,9 +190,9 @@ def test_predictions_do_not_depend_on_the_batch(make_learner: Make, method: str,
 
 @pytest.mark.parametrize("method", ["ease", "mos", "tuna"])
 def test_cached_features_are_computed_once(make_learner: Make, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """(adapters, image) pairs; TUNA's universal adapters alone see all images at every step."""
+    """Once per adapters and image; only TUNA's universal adapters process all images at every step."""
     learner = make_learner(method=method, train=SHORT)
-    assert isinstance(learner, AdaptersPerStep)
+    assert isinstance(learner, Pretrained)
     seen, adapted = [0, 0], learner.adapted
 
     def counting(by: Any, images: Tensor) -> Tensor:
@@ -211,16 +211,16 @@ def test_cached_features_are_computed_once(make_learner: Make, method: str, monk
 @pytest.mark.parametrize("method", ["mos", "tuna"])
 def test_a_class_with_one_image_has_finite_statistics(make_learner: Make, method: str) -> None:
     learner = make_learner(method=method, train=SHORT)
-    assert isinstance(learner, StepAdapters)
+    assert isinstance(learner, MOS | TUNA)
     for increment in small_stream([2, 2], [16, 1, 1, 16]):
         learner.learn(increment)
     identity = torch.eye(learner.feature_dim) * 0.01
-    torch.testing.assert_close(learner.gaussians.factors[[1, 2]], identity.expand(2, -1, -1))
+    torch.testing.assert_close(learner.gaussians.spreads[[1, 2]], identity.expand(2, -1, -1))
     assert learner.head.weight.isfinite().all()
 
 
 @pytest.mark.parametrize("method", ["mos", "tuna"])
-def test_the_second_training_begins_at_the_second_step(make_learner: Make, method: str) -> None:
+def test_the_second_training_starts_at_the_second_step(make_learner: Make, method: str) -> None:
     learner = make_learner(method=method, train=SHORT)
     notes = [learner.learn(increment) for increment in small_stream([2, 2])]
     assert "head_loss" not in notes[0]
@@ -241,8 +241,8 @@ def test_both_learn_easy_images(make_learner: Make) -> None:
 # --- MOS ------------------------------------------------------------------------------------------------------------
 
 
-def walked(first: int, following: Sequence[int], cap: int) -> int:
-    """As the loop over one image would do it."""
+def retrieved(first: int, following: Sequence[int], cap: int) -> int:
+    """A loop over the evaluations of one image."""
     adapter = first
     for evaluation in range(1, cap + 1):
         named = following[adapter]
@@ -253,14 +253,14 @@ def walked(first: int, following: Sequence[int], cap: int) -> int:
 
 
 @pytest.mark.parametrize("cap", [1, 2, 4, 7])
-def test_all_images_walk_as_each_alone(cap: int) -> None:
+def test_batched_retrieval_equals_a_loop_over_images(cap: int) -> None:
     following = torch.randint(0, 9, (500, 9), generator=seeded())
     first = torch.randint(0, 9, (500,), generator=seeded(1))
-    expected = [walked(int(k), row.tolist(), cap) for k, row in zip(first, following, strict=True)]
+    expected = [retrieved(int(k), row.tolist(), cap) for k, row in zip(first, following, strict=True)]
     assert retrieve(first, following, cap).tolist() == expected
 
 
-def test_the_walk_ends_at_the_fourth_evaluation() -> None:
+def test_retrieval_ends_at_the_fourth_evaluation() -> None:
     chain = torch.tensor([[1, 2, 3, 4, 5, 5]])
     assert retrieve(torch.tensor([0]), chain).item() == 3
 
@@ -276,7 +276,7 @@ def test_mos_loss_by_hand(make_learner: Make, reduction: str) -> None:
     images, targets = torch.randn(5, 3, 16, 16, generator=seeded()), torch.tensor([2, 4, 4, 3, 4])
     with torch.no_grad():
         features = learner.features(images)
-        logits = features @ learner.head.weight.T + learner.head.bias  # type: ignore[union-attr]
+        logits = features @ learner.head.weight.T + learner.head.bias
         logits[:, :2] = -torch.inf
         values = [-logits[k].log_softmax(0)[targets[k]] for k in range(5)]
         rows = [*learner.gaussians.means[:2], *features]
@@ -288,23 +288,26 @@ def test_mos_loss_by_hand(make_learner: Make, reduction: str) -> None:
 
 
 def test_the_head_learns_at_a_tenth_of_the_rate(make_learner: Make) -> None:
-    learner = make_learner(method="mos")
-    learner.begin(small_stream([2])[0])
-    (of_adapters, of_head) = learner.rates()
+    learner, increment = make_learner(method="mos"), small_stream([2])[0]
+    assert isinstance(learner, MOS)
+    learner.begin(increment)
+    training = learner.training_plan(increment)
+    assert training is not None
+    of_adapters, of_head = training.groups
     assert (of_adapters.factor, of_head.factor) == (1.0, 0.1)
     assert sum(p.numel() for p in of_head.parameters) == 2 * learner.feature_dim + 2
 
 
 @pytest.mark.parametrize("released", [False, True])
-def test_one_merge_an_optimiser_step(make_learner: Make, monkeypatch: pytest.MonkeyPatch, released: bool) -> None:
-    """Against a loop that merges right after the optimiser, towards a mean it keeps itself; the released code's merges
-    in every block come on top."""
+def test_one_merge_per_optimiser_step(make_learner: Make, monkeypatch: pytest.MonkeyPatch, released: bool) -> None:
+    """Against a loop that merges right after the optimiser, with its own mean; the released code also merges in every
+    block."""
     learner = learned(make_learner, "mos", (2, 2, 2), options={"released": released})
     assert isinstance(learner, MOS)
     naive = make_learner(method="mos", train=SHORT)  # `released` off: its last pull towards the mean is done by hand
     assert isinstance(naive, MOS)
     trained: list[list[Tensor]] = []
-    current = list(naive.adapters.parameters())
+    current = list(naive.steps.newest.parameters())
     pulls = {"forward": 0, "optimiser": 0}
 
     @torch.no_grad()
@@ -315,18 +318,21 @@ def test_one_merge_an_optimiser_step(make_learner: Make, monkeypatch: pytest.Mon
                 earlier = sum(values[k] for values in trained) / len(trained)
                 parameter.copy_(0.9 * parameter + 0.1 * earlier)
 
-    make_optimiser, own_loss = ffcil.training.fit._optimiser, naive.loss
+    build, own_loss = Optimisation.build, naive.loss
 
-    def merging_optimiser(*arguments: Any) -> torch.optim.SGD:
-        optimiser = make_optimiser(*arguments)
-        optimiser.register_step_post_hook(lambda *_: pull(1, "optimiser"))
+    def merging_optimiser(
+        optimisation: Optimisation, groups: Sequence[ParameterGroup], *arguments: Any, **named: Any
+    ) -> torch.optim.Optimizer:
+        optimiser = build(optimisation, groups, *arguments, **named)
+        if groups[0].parameters[0] is current[0]:  # not the head's second training
+            optimiser.register_step_post_hook(lambda *_: pull(1, "optimiser"))
         return optimiser
 
     def loss(images: Tensor, targets: Tensor) -> Tensor:
         pull(naive.vit.depth if released else 0, "forward")
         return own_loss(images, targets)
 
-    monkeypatch.setattr(ffcil.training.fit, "_optimiser", merging_optimiser)
+    monkeypatch.setattr(Optimisation, "build", merging_optimiser)
     monkeypatch.setattr(naive, "loss", loss)
     monkeypatch.setattr(naive, "merge", lambda times: None)
     remember = naive.remember_adapters
@@ -344,31 +350,31 @@ def test_one_merge_an_optimiser_step(make_learner: Make, monkeypatch: pytest.Mon
         naive.learn(increment)
     steps = 2 * 2 * 2  # two later steps, two epochs, two batches
     assert pulls == {"forward": steps * naive.vit.depth * released, "optimiser": steps}
-    for ours, theirs in zip(learner.adapters.parameters(), current, strict=True):
+    for ours, theirs in zip(learner.steps.newest.parameters(), current, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
     for ours, *values in zip(learner.earlier.parameters(), *trained, strict=True):
         torch.testing.assert_close(ours, sum(values) / 3, rtol=1e-3, atol=1e-5)
 
 
-def test_merging_holds_adapters_near_the_earlier_ones(make_learner: Make) -> None:
+def test_merging_keeps_adapters_near_earlier_ones(make_learner: Make) -> None:
     def moved(**options: Any) -> float:
         learner = learned(make_learner, "mos", (2, 2), options=options)
-        pairs = zip(learner.adapters.parameters(), learner.kept[0].parameters(), strict=True)
+        pairs = zip(learner.steps.newest.parameters(), learner.steps.kept[0].parameters(), strict=True)
         return sum((a - b).square().sum().item() for a, b in pairs)
 
     free, merged, released = moved(merge_rate=0), moved(), moved(released=True)
     assert free > merged > released == 0  # released: the second adapters end as the first
 
 
-def test_prototypes_are_of_the_first_adapters(make_learner: Make) -> None:
+def test_prototypes_use_the_first_adapters(make_learner: Make) -> None:
     learner = learned(make_learner, "mos")
     assert isinstance(learner, MOS)
     stream = small_stream([2, 1, 2])
     images = learner.settings.augmentation.plain(stream.train.images)
     with torch.no_grad():
-        features = learner.adapted(learner.kept[0], images)  # type: ignore[arg-type]
+        features = learner.adapted(next(iter(learner.steps)), images)
     expected = torch.stack([features[stream.train.labels == label].mean(0) for label in range(5)])
-    torch.testing.assert_close(learner.prototypes, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(learner.prototypes.means, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("ha", [False, True])
@@ -382,14 +388,14 @@ def test_mos_prediction_image_by_image(make_learner: Make, ha: bool) -> None:
     evaluations = set()
     with torch.no_grad():
         scores = learner.logits(images)["ensemble"]
-        features = [learner.adapted(by, images) for by in (*learner.kept, learner.adapters)]  # type: ignore[arg-type]
+        features = [learner.adapted(by, images) for by in learner.steps]
         for k in range(40):
             own = [f[k] if learner.ha is None else learner.ha(f[k]) for f in features]
-            z0 = torch.stack([torch.cosine_similarity(own[0], p, dim=0) for p in learner.prototypes])
+            z0 = torch.stack([torch.cosine_similarity(own[0], p, dim=0) for p in learner.prototypes.means])
             adapter, count = step_of[int(z0.argmax())], 0
             while True:
                 count += 1
-                z = learner.head.weight @ own[adapter] + learner.head.bias  # type: ignore[union-attr]
+                z = learner.head.weight @ own[adapter] + learner.head.bias
                 named = step_of[int(z.argmax())]
                 if named == adapter or count == 4:
                     break
@@ -411,7 +417,7 @@ def test_cosface_sample_by_sample(margin: float) -> None:
         assert value.item() == pytest.approx(-math.log(own / (own + others)), rel=1e-4, abs=1e-5)
 
 
-def test_cosface_of_one_class_is_nothing() -> None:
+def test_cosface_of_a_single_class_is_zero() -> None:
     cosines = torch.randn(5, 1, requires_grad=True)
     value = cosface(cosines, torch.zeros(5, dtype=torch.int64), 20.0, 0.3).sum()
     value.backward()  # type: ignore[no-untyped-call]
@@ -420,12 +426,12 @@ def test_cosface_of_one_class_is_nothing() -> None:
     assert cosines.grad.eq(0).all()
 
 
-def test_a_step_of_one_class_leaves_the_adapters(make_learner: Make) -> None:
+def test_a_step_with_a_single_class_keeps_the_adapters(make_learner: Make) -> None:
     phase = {"epochs": 2, "learning_rate": 0.05, "weight_decay": 0.0}
     learner = learned(
         make_learner, "tuna", (2, 1), train={"first": phase, "later": phase}, options={"orthogonality": 0.0}
     )
-    for now, before in zip(learner.adapters.parameters(), learner.kept[0].parameters(), strict=True):
+    for now, before in zip(learner.steps.newest.parameters(), learner.steps.kept[0].parameters(), strict=True):
         assert torch.equal(now, before)
 
 
@@ -445,16 +451,16 @@ def test_fusion_element_by_element() -> None:
     assert torch.equal(fuse(values[:1]), values[0])
 
 
-def test_the_universal_adapters_are_fused_from_all(make_learner: Make) -> None:
+def test_universal_adapters_are_fused_from_all_steps(make_learner: Make) -> None:
     learner = learned(make_learner, "tuna")
     assert isinstance(learner, TUNA)
-    sets = [*learner.kept, learner.adapters]
+    sets = list(learner.steps)
     for name, fused in learner.universal.state_dict().items():
         own = torch.stack([by.state_dict()[name] for by in sets])
         assert torch.equal(fused, fuse(own)), name
     images = torch.randn(3, 3, 16, 16)
     with torch.no_grad():
-        assert not torch.allclose(learner.universal_features(images), learner.features(images), atol=1e-5)
+        assert not torch.allclose(learner.adapted(learner.universal, images), learner.features(images), atol=1e-5)
     assert learner.universal in learner.deployed()
 
 
@@ -467,18 +473,15 @@ def test_overlap_is_the_mean_of_all_pairs_of_rows(make_learner: Make) -> None:
         return weight / weight.norm(dim=1, keepdim=True)
 
     expected = 0.0
-    for kept in learner.kept:
-        tables = [
-            units(a) @ units(b).T
-            for a, b in zip(learner.adapters, kept, strict=True)  # type: ignore[arg-type]
-        ]
+    for kept in list(learner.steps)[:-1]:
+        tables = [units(a) @ units(b).T for a, b in zip(learner.steps.newest, kept, strict=True)]
         expected += sum(table.mean().abs().item() for table in tables) / len(tables)
     assert expected > 0
     assert learner.overlap().item() == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
 
-def test_fresh_adapters_overlap_with_nothing() -> None:
-    fresh = adapters(3, 8, 2)
+def test_fresh_adapters_have_no_overlap() -> None:
+    fresh = Adapters(3, 8, 2)
     mean_directions(fresh).sum().backward()  # type: ignore[no-untyped-call]
     assert mean_directions(fresh).eq(0).all()
 
@@ -503,7 +506,7 @@ def test_tuna_loss_by_hand(make_learner: Make, reduction: str) -> None:
         torch.testing.assert_close(learner.loss(images, targets), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_means_decay_less_the_newer_the_class(make_learner: Make) -> None:
+def test_the_means_of_newer_classes_decay_less(make_learner: Make) -> None:
     for now in range(6):
         factors = decay_of_means(torch.arange(now + 1), now)
         assert (factors.diff() > 0).all()
@@ -517,7 +520,7 @@ def test_means_decay_less_the_newer_the_class(make_learner: Make) -> None:
     assert learned(make_learner, "tuna", (1, 1), options={"mean_decay": False}).mean_scale() is None
 
 
-def test_the_released_decay_goes_the_other_way(make_learner: Make) -> None:
+def test_the_released_decay_has_the_opposite_direction(make_learner: Make) -> None:
     """Ten steps of two classes: 0.91 for class 0, then 0.9 down to 0.81."""
     learner = make_learner(method="tuna", train=SHORT, options={"released": True})
     assert isinstance(learner, TUNA)
@@ -543,12 +546,12 @@ def test_tuna_prediction_image_by_image(make_learner: Make, ha: bool, released: 
         scores = learner.logits(images)["ensemble"]
         for k in range(30):
 
-            def probabilities(by: nn.Module, k: int = k) -> Tensor:
-                feature = learner.adapted(by, images[k : k + 1])[0]  # type: ignore[arg-type]
+            def probabilities(by: Adapters, k: int = k) -> Tensor:
+                feature = learner.adapted(by, images[k : k + 1])[0]
                 feature = feature if learner.ha is None else learner.ha(feature)
                 return (20 * torch.cosine_similarity(feature[None], learner.head.weight)).softmax(0)
 
-            of_steps = [probabilities(by) for by in (*learner.kept, learner.adapters)]
+            of_steps = [probabilities(by) for by in learner.steps]
             entropies = [-(p * p.log()).sum().item() for p in of_steps]
             surest = int(np.argmin(entropies))
             chosen.add(surest)

@@ -1,4 +1,4 @@
-"""MPS: who starts it, who stops it, and what becomes of a study where it does not start."""
+"""MPS: who starts and stops the service, and what happens if it does not start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ffcil.studies.executors.local import LocalExecutor
 from ffcil.studies.executors.mps import in_use, mps, mps_available
 
 FAKE = """#!/bin/sh
-# stands in for NVIDIA's: -d starts the service, commands on standard input go to the one in the pipe's folder
+# A substitute for NVIDIA's program: -d starts the service; commands on standard input go to the running service.
 place="${CUDA_MPS_PIPE_DIRECTORY:-$HOME/default}"
 if [ "$1" = -d ] && [ -n "$BROKEN" ]; then echo "no device" >&2; exit 1; fi
 if [ "$1" = -d ]; then touch "$place/control"; echo "start $place" >> "$HOME/calls"; exit 0; fi
@@ -27,7 +27,7 @@ if [ "$command" = quit ]; then rm "$place/control"; fi
 
 @pytest.fixture
 def fake_mps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with two GPUs and MPS, as far as an executor can tell. Gives the file of calls."""
+    """Simulate a machine with two GPUs and MPS. Return the file that lists the calls."""
     (tmp_path / "bin").mkdir()
     control = tmp_path / "bin" / "nvidia-cuda-mps-control"
     control.write_text(FAKE)
@@ -55,40 +55,40 @@ def test_mps_is_started_and_stopped(fake_mps: Path) -> None:
     [({}, 25), ({"runs": 5}, 67), ({"device": "cuda:0", "jobs": 4}, 50), ({"jobs": 3}, 100), ({"per_gpu": 300}, 1)],
     ids=str,
 )
-def test_runs_that_share_a_gpu_have_a_portion_of_it_each(
+def test_each_run_gets_a_portion_of_a_shared_gpu(
     fake_mps: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], percent: int
 ) -> None:
-    """Together twice the GPU, each at the most all of it; of two GPUs the one with more runs counts."""
+    """The portions sum to twice the GPU, at most 100 % each; of two GPUs, the one with more runs counts."""
     monkeypatch.delenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", raising=False)
     with LocalExecutor(**asked) as executor:
         assert executor.environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == str(percent)
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "33")
     with LocalExecutor(**asked) as executor:
-        assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in executor.environment  # a user's own is inherited
+        assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in executor.environment  # The user's own value is inherited.
 
 
-def test_mps_is_stopped_also_after_a_failure(fake_mps: Path) -> None:
+def test_mps_is_stopped_after_a_failure(fake_mps: Path) -> None:
     with pytest.raises(KeyboardInterrupt), mps():
         raise KeyboardInterrupt
     assert fake_mps.read_text().splitlines()[-1].startswith("quit ")
 
 
 def test_the_last_study_of_a_user_stops_the_service(fake_mps: Path) -> None:
-    """Also one whose study was killed: it is found by its place, not started a second time."""
+    """A service whose study was killed is found by its path, and is not started again."""
     with mps() as killed:
         left = Path(killed["CUDA_MPS_PIPE_DIRECTORY"])
         shutil.copytree(left, left.parent / "kept")
-    shutil.move(left.parent / "kept", left)  # as if nobody had stopped it
+    shutil.move(left.parent / "kept", left)  # As if nobody had stopped it.
     fake_mps.unlink()
     with mps() as first:
         with mps() as second:
             assert first == second == killed
-        assert left.exists()  # the other still uses it
+        assert left.exists()  # The other study still uses it.
     assert [line.split()[0] for line in fake_mps.read_text().splitlines()] == ["get_server_list"] * 2 + ["quit"]
     assert not left.exists()
 
 
-def test_the_service_is_not_stopped_under_a_run_that_outlives_its_study(fake_mps: Path) -> None:
+def test_the_service_is_not_stopped_during_a_run_that_outlives_its_study(fake_mps: Path) -> None:
     with mps() as environment:
         run = in_use(environment)
         run.__enter__()
@@ -100,7 +100,7 @@ def test_the_service_is_not_stopped_under_a_run_that_outlives_its_study(fake_mps
 
 
 @pytest.mark.parametrize(("asked", "slots"), [({}, 2), ({"per_gpu": 3}, 6), ({"jobs": 5}, 5)], ids=str)
-def test_where_mps_does_not_start_a_gpu_has_one_run_unless_told_otherwise(
+def test_without_mps_a_gpu_has_one_run_by_default(
     fake_mps: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -115,7 +115,7 @@ def test_where_mps_does_not_start_a_gpu_has_one_run_unless_told_otherwise(
     assert capsys.readouterr().err == said
 
 
-def test_a_service_that_runs_already_is_left_alone(fake_mps: Path) -> None:
+def test_a_service_that_is_already_running_is_not_stopped(fake_mps: Path) -> None:
     (fake_mps.parent / "default").mkdir()
     (fake_mps.parent / "default" / "control").touch()
     with mps() as environment:
@@ -123,17 +123,17 @@ def test_a_service_that_runs_already_is_left_alone(fake_mps: Path) -> None:
     assert [line.split()[0] for line in fake_mps.read_text().splitlines()] == ["get_server_list"]
 
 
-def test_how_many_at_a_time(fake_mps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_runs_at_a_time(fake_mps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert LocalExecutor("cuda:1").slots == 8
     assert LocalExecutor(per_gpu=3).slots == 6
-    assert not LocalExecutor(jobs=2).share  # a GPU each: nothing to share
+    assert not LocalExecutor(jobs=2).share  # one GPU each
     assert LocalExecutor(runs=5).slots == 5
     assert not LocalExecutor(runs=2).share
     assert LocalExecutor("cpu", 3, runs=0).slots == 1
-    with pytest.raises(InputError, match="--per-gpu has no meaning on a CPU: say with --jobs"):
+    with pytest.raises(InputError, match="--per-gpu does not apply to a CPU: set"):
         LocalExecutor("cpu", per_gpu=4)
     assert LocalExecutor("cpu").slots == len(os.sched_getaffinity(0))
-    with pytest.raises(InputError, match="Device 'cuda:2' is not there: choose one of cpu, cuda:0, cuda:1"):
+    with pytest.raises(InputError, match="Device 'cuda:2' does not exist here: choose one of cpu, cuda:0, cuda:1"):
         LocalExecutor("cuda:2")
     monkeypatch.setenv("PATH", "/nowhere")
     assert not mps_available()

@@ -1,4 +1,4 @@
-"""The page in a real browser: loaded from a file, used with the mouse, on a wide and a narrow screen."""
+"""The page in a browser: loaded from a file and operated with the mouse, on wide and narrow screens."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 from ffcil.report import load_runs, write_page
 from invented_runs import random_hits, write_run
 
-playwright = pytest.importorskip("playwright.sync_api", reason="the page is tried in a browser through playwright")
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH to open the page in")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed; apt-get install chromium")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Opened:
-    """A page with what went wrong in it and what it asked for."""
+    """An open page with its errors and requests."""
 
     def __init__(self, browser: Any, path: Path, width: int, scheme: str) -> None:
         self.page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
@@ -51,7 +51,7 @@ class Opened:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_the_page_loads_and_asks_for_nothing_else(browser: Any, path: Path, width: int, scheme: str) -> None:
+def test_page_loads_without_errors_or_further_requests(browser: Any, path: Path, width: int, scheme: str) -> None:
     opened = Opened(browser, path, width, scheme)
     page = opened.page
     assert opened.errors == []
@@ -71,7 +71,7 @@ def column(page: Any, table: str, number: int) -> list[str]:
     )
 
 
-def test_tables_sort_both_ways(browser: Any, path: Path) -> None:
+def test_tables_sort_in_both_directions(browser: Any, path: Path) -> None:
     page = Opened(browser, path, 1280, "light").page
     for table, number in (("#main-table", 2), ("table.runs", 4)):
         values = column(page, table, number)
@@ -82,14 +82,14 @@ def test_tables_sort_both_ways(browser: Any, path: Path) -> None:
             sorted_values = column(page, table, number)
             assert [float(v) for v in sorted_values if v] == expected
             assert sorted_values[len(expected) :] == [""] * (len(values) - len(expected))  # the unfinished run is last
-    # A run's details went with it.
+    # The details of a run move with it.
     for body in page.locator("table.runs tbody").all():
         seeds, folder = body.locator("td").nth(1).inner_text(), body.locator("summary").inner_text()
         assert folder.split(",")[0].endswith(seeds) or folder.startswith("late")
     page.close()
 
 
-def test_a_legend_toggles(browser: Any, path: Path) -> None:
+def test_legend_entry_hides_its_lines(browser: Any, path: Path) -> None:
     page = Opened(browser, path, 1280, "light").page
     plot = page.locator("#methods ~ details[open] .plot").first
     before = plot.evaluate("plot => plot._fullData.filter(trace => trace.visible === true).length")
@@ -101,7 +101,7 @@ def test_a_legend_toggles(browser: Any, path: Path) -> None:
     page.close()
 
 
-def test_details_open_and_draw_their_figures(browser: Any, path: Path) -> None:
+def test_opened_details_draw_their_figures(browser: Any, path: Path) -> None:
     opened = Opened(browser, path, 1280, "light")
     page = opened.page
     details = page.locator("table.runs details").first
@@ -116,7 +116,7 @@ def test_details_open_and_draw_their_figures(browser: Any, path: Path) -> None:
     page.close()
 
 
-def test_a_narrow_screen_shows_one_metric_at_a_time(browser: Any, path: Path) -> None:
+def test_narrow_screen_shows_one_metric_at_a_time(browser: Any, path: Path) -> None:
     page = Opened(browser, path, 390, "light").page
     table = page.locator("#main-table")
     shown = [table.locator(f"td.{metric}").first.is_visible() for metric in ("average", "last", "forgetting")]

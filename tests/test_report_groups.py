@@ -1,4 +1,4 @@
-"""Which runs stand side by side: rows of their own, sweeps, and runs that must not be averaged."""
+"""Which runs are compared: separate rows, sweeps, and runs that must not be averaged."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from ffcil.report import compare, load_runs, write_report
+from ffcil.report import Contents, compare, load_runs, write_report
 from ffcil.report.analyse.class_sizes import class_points, mean_by_size
-from ffcil.report.analyse.contents import Contents
 from ffcil.report.analyse.overhead import costs
 from ffcil.report.analyse.sweeps import sweeps
-from ffcil.report.analyse.tables import markdown
-from ffcil.report.render.latex import latex
+from ffcil.report.render.latex import comparison_latex
+from ffcil.report.render.markdown import comparison_markdown
 from invented_runs import FREE_FLOW, IMAGES, naive, random_hits, write_run, write_sweep
 
 ONE = ("linear",)
 
 
-def test_other_conditions_get_rows_of_their_own_and_repeated_runs_are_left_out(tmp_path: Path) -> None:
+def test_other_conditions_get_separate_rows_and_repeated_runs_are_left_out(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "Equ.T", 0, random_hits("Equ.T", 0), classifiers=("linear",))
     write_run(tmp_path / "b", "Equ.T", 1, random_hits("Equ.T", 1), classifiers=("linear",), train={"epochs": 9})
     labels = [row.label for row in compare(load_runs(tmp_path))]
@@ -31,10 +30,10 @@ def test_other_conditions_get_rows_of_their_own_and_repeated_runs_are_left_out(t
     number = rows[0].number("Equ.T", "average")
     assert number is not None
     assert (number.n, number.mean) == (1, pytest.approx(naive("Equ.T", 0, "linear")[0]))
-    assert "c repeats a (iCaRL, Equ.T, seed 0) and is left out of every result." in markdown(rows)
+    assert "c repeats a (iCaRL, Equ.T, seed 0) and is left out of every result." in comparison_markdown(rows)
 
 
-def test_methods_datasets_and_step_numbers_get_rows_of_their_own(tmp_path: Path) -> None:
+def test_methods_data_sets_and_numbers_of_steps_get_separate_rows(tmp_path: Path) -> None:
     for i, method in enumerate(("joint", "zebra", "icarl", "finetune")):
         write_run(tmp_path / f"m{i}", "Equ.T", 0, random_hits("Equ.T", 0), method=method, classifiers=("linear",))
     write_run(tmp_path / "d", "Equ.T", 0, random_hits("Equ.T", 0), dataset="digits", classifiers=("linear",))
@@ -49,7 +48,7 @@ def test_methods_datasets_and_step_numbers_get_rows_of_their_own(tmp_path: Path)
     ]
 
 
-def test_the_data_sets_own_order_is_a_seed_of_its_own(tmp_path: Path) -> None:
+def test_class_order_of_the_data_set_counts_as_a_seed(tmp_path: Path) -> None:
     for k, seed in enumerate((None, 3)):
         write_run(tmp_path / f"r{k}", "Equ.T", 0, random_hits("Equ.T", 0), classifiers=("linear",))
         path = tmp_path / f"r{k}" / "config.json"
@@ -65,7 +64,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_sweep(tmp_path_factory.mktemp("sweep"))
 
 
-def test_equal_steps_stand_beside_every_alpha_and_order(sweep: Path) -> None:
+def test_equal_steps_are_compared_with_every_alpha_and_order(sweep: Path) -> None:
     rows = compare(load_runs(sweep))
     assert [(row.group.label, row.group.is_main) for row in rows] == [
         ("alpha 1, order jumbled", True),
@@ -83,7 +82,7 @@ def test_equal_steps_stand_beside_every_alpha_and_order(sweep: Path) -> None:
     assert drop.differences == pytest.approx(differences)
 
 
-def test_sweeps_follow_one_field(sweep: Path) -> None:
+def test_sweeps_vary_one_field(sweep: Path) -> None:
     rows = compare(load_runs(sweep))
     (alpha,) = sweeps(rows, "alpha")
     (order,) = sweeps(rows, "order")
@@ -93,11 +92,11 @@ def test_sweeps_follow_one_field(sweep: Path) -> None:
     assert number.mean == pytest.approx(statistics.mean(naive("FF.ours", seed, "linear")[0] for seed in (0, 1)))
 
 
-def test_runs_from_other_images_are_not_passed_off_as_one(tmp_path: Path) -> None:
+def test_runs_on_other_images_are_separate_data_sets(tmp_path: Path) -> None:
     for setting, sample in (("Equ.T", "abc"), ("FF.org", "xyz")):
         folder = write_run(tmp_path / setting, setting, 0, random_hits(setting, 0), classifiers=ONE)
         (folder / "data.json").write_text(json.dumps({"sample": sample}))
-    contents = Contents.of(load_runs(tmp_path))
+    contents = Contents.from_runs(load_runs(tmp_path))
     assert [(row.group.dataset, list(row.cells)) for row in contents.rows] == [
         ("glyphs (images 1)", ["Equ.T"]),
         ("glyphs (images 2)", ["FF.org"]),
@@ -109,10 +108,10 @@ def test_runs_from_other_images_are_not_passed_off_as_one(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("dataset", "label"), [("parquet", "cars-train"), ("cifar100", "cifar100")])
-def test_own_images_go_by_the_name_of_their_file(tmp_path: Path, dataset: str, label: str) -> None:
+def test_user_data_is_named_after_its_file(tmp_path: Path, dataset: str, label: str) -> None:
     folder = write_run(tmp_path / "run", "FF.org", 0, random_hits("FF.org", 0), classifiers=ONE, dataset=dataset)
     (folder / "environment.json").write_text(json.dumps({"data": "cars-train"}))
-    (row,) = Contents.of(load_runs(tmp_path)).rows
+    (row,) = Contents.from_runs(load_runs(tmp_path)).rows
     assert row.data_label == f"{label}, 8 classes in 4 steps"
 
 
@@ -122,10 +121,10 @@ ABC = {"a": 10, "b": 20, "c": 30}
 @pytest.mark.parametrize(
     ("other", "arrivals", "alike"),
     [
-        (ABC, {}, True),  # another seed puts the same classes into another order
+        (ABC, {}, True),  # another seed changes the order of the classes
         (ABC | {"c": 31}, {}, False),
         ({"a": 10, "b": 20, "d": 30}, {}, False),
-        ({"a": 10, "b": 20, "d": 30}, {"classes": 3}, True),  # another seed chose another class of those there are
+        ({"a": 10, "b": 20, "d": 30}, {"classes": 3}, True),  # another seed selects other classes
         ({"a": 10, "b": 21, "d": 30}, {"classes": 3}, False),
     ],
 )
@@ -145,8 +144,8 @@ def test_seeds_with_other_images_are_not_averaged(
     assert runs == ([2] if alike else [1, 1])
 
 
-def test_how_many_surrogates_and_how_much_centre_loss_part_runs(tmp_path: Path) -> None:
-    """The original method, which has neither, stands beside each."""
+def test_numbers_of_surrogates_and_centre_weights_separate_runs(tmp_path: Path) -> None:
+    """The original method has neither and is compared with each."""
     right = {5: 6, 20: 12, 50: 18}
     for seed in (0, 1):
         write_run(tmp_path / f"org-{seed}", "FF.org", seed, lambda *_: 5, classifiers=ONE, ha={"surrogates": 20})
@@ -158,7 +157,7 @@ def test_how_many_surrogates_and_how_much_centre_loss_part_runs(tmp_path: Path) 
         write_run(
             tmp_path / f"c-{seed}", "FF.org", seed, lambda *_: 5, classifiers=ONE, method="der", centre_weight=0.0
         )
-    contents = Contents.of(load_runs(tmp_path))
+    contents = Contents.from_runs(load_runs(tmp_path))
     assert contents.notes == []
     ours = {row.group.label: row.recovery("last") for row in contents.rows if row.group.title == "iCaRL"}
     assert {label: change and (change.value, change.pairs) for label, change in ours.items()} == {
@@ -170,20 +169,20 @@ def test_how_many_surrogates_and_how_much_centre_loss_part_runs(tmp_path: Path) 
     }
 
 
-def test_methods_that_share_a_title_are_told_apart(tmp_path: Path) -> None:
+def test_methods_with_equal_titles_are_distinguished(tmp_path: Path) -> None:
     for method, hits in (("icarl", 5), ("mine", 15)):
         folder = write_run(tmp_path / method, "FF.org", 0, lambda *_, n=hits: n, method=method, classifiers=ONE)
         summary = json.loads((folder / "summary.json").read_text())
         (folder / "summary.json").write_text(json.dumps(summary | {"title": "iCaRL"}))
-    contents = Contents.of(load_runs(tmp_path))
+    contents = Contents.from_runs(load_runs(tmp_path))
     assert [row.label for row in contents.rows] == ["iCaRL [icarl], linear head", "iCaRL [mine], linear head"]
-    table = latex(contents.rows)
+    table = comparison_latex(contents.rows)
     assert "$25.00$" in table
     assert "$75.00$" in table
     written = write_report(contents, tmp_path / "report")
     assert sum(path.name.startswith("forgetting-") and path.suffix == ".svg" for path in written) == 2
     page = (tmp_path / "report" / "report.html").read_text()
-    assert "<th scope='row'>iCaRL [mine]</th>" in page
+    assert '<th scope="row">iCaRL [mine]</th>' in page
 
 
 def test_costs_are_ratios_over_the_same_seeds_on_the_same_device(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The paper's two tables in LaTeX, split into cells as LaTeX splits them, and the ablation behind the second."""
+"""The two tables of the paper in LaTeX, split into cells as LaTeX does, and the ablation behind the second."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 
 from ffcil.report import compare, load_runs
 from ffcil.report.analyse.ablation import ablations
-from ffcil.report.analyse.ablation import csv as ablation_csv
-from ffcil.report.analyse.ablation import markdown as ablation_markdown
-from ffcil.report.render.latex import latex, latex_ablation
+from ffcil.report.render.csv import ablation_csv
+from ffcil.report.render.latex import ablation_latex, comparison_latex
+from ffcil.report.render.markdown import ablation_markdown
 from invented_runs import FREE_FLOW, IMAGES, naive, random_hits, write_run
 
 ONE = ("linear",)
@@ -26,7 +26,7 @@ SETTINGS = ("Equ.T", "FF.org", "FF.ours")
 
 def test_latex_balances_and_escapes(tmp_path: Path) -> None:
     write_run(tmp_path / "run", "Equ.T", 0, random_hits("Equ.T", 0), dataset="my_set & 100%")
-    text = latex(compare(load_runs(tmp_path)))
+    text = comparison_latex(compare(load_runs(tmp_path)))
     assert "my\\_set \\& 100\\%, 8 classes in 4 steps" in text
     assert text.count("{") == text.count("}")
     assert text.count("\\begin{tabular}") == text.count("\\end{tabular}") == 1
@@ -37,13 +37,13 @@ def test_latex_balances_and_escapes(tmp_path: Path) -> None:
 def ablated(folder: Path) -> list[Any]:
     for seed in (0, 1):
         for k, fields in enumerate(({"robust": False}, {"robust": False, "reduction": "class_wise_mean"}, {})):
-            setting = ("FF.org", "Equ.ours", "FF.ours")[k]  # whose hits are drawn; each has a level of its own
+            setting = ("FF.org", "Equ.ours", "FF.ours")[k]  # setting that provides the hits
             hits = random_hits(setting, seed)
             write_run(folder / f"{k}-{seed}", "FF.ours", seed, hits, classifiers=ONE, sizes=FREE_FLOW[seed], **fields)
     return ablations(load_runs(folder))
 
 
-def test_ablation_against_sums_by_hand(tmp_path: Path) -> None:
+def test_ablation_agrees_with_plain_sums(tmp_path: Path) -> None:
     (made,) = ablated(tmp_path)
     assert [parts.name for parts, _ in made.lines] == ["org", "CWM", "ours"]
     lines = list(csv_format.DictReader(io.StringIO(ablation_csv([made]))))
@@ -61,11 +61,14 @@ def test_ablation_against_sums_by_hand(tmp_path: Path) -> None:
             change = statistics.mean(value - average("FF.org", seed) for seed, value in enumerate(values))
             assert float(line["average_change"]) == pytest.approx(change)
     assert [line["parts"] for line in lines] == ["original", "CWM", "CWM + DIWA"]
-    assert compare(load_runs(tmp_path))[0].cells.keys() == {"FF.org", "FF.ours"}  # CWM alone is no setting of Table 1
+    assert compare(load_runs(tmp_path))[0].cells.keys() == {
+        "FF.org",
+        "FF.ours",
+    }  # CWM alone is not a setting of Table 1
 
 
 def table_rows(text: str) -> list[list[str]]:
-    """The cells of every row of a tabular, split where LaTeX splits: `&` and `\\\\` outside braces."""
+    """Cells of every row of a tabular, split at `&` and `\\\\` outside braces."""
     body = text.split("@{}}\n", 1)[1].split("\\bottomrule")[0]
     for rule in ("\\toprule", "\\midrule"):
         body = body.replace(rule, "")
@@ -100,12 +103,12 @@ def width(cells: list[str]) -> int:
     return sum(span(cell) for cell in cells)
 
 
-def test_latex_has_the_papers_layout(tmp_path: Path) -> None:
+def test_latex_has_the_layout_of_the_paper(tmp_path: Path) -> None:
     for method, dataset, setting, seed in itertools.product(("icarl", "der"), ("a_1", "b"), SETTINGS, (0, 1)):
         name = f"{method}-{dataset}-{setting}-{seed}"
         hits = random_hits(setting, seed)
         write_run(tmp_path / name, setting, seed, hits, classifiers=ONE, method=method, dataset=dataset)
-    text = latex(compare(load_runs(tmp_path)))
+    text = comparison_latex(compare(load_runs(tmp_path)))
     rows = table_rows(text)
     assert [width(row) for row in rows] == [1 + 2 * 3 * 2] * 5  # data sets, settings, metrics, then two methods
     assert "{\\textbf{a\\_1, 8 classes in 4 steps}}" in rows[0][1]
@@ -118,8 +121,8 @@ def test_latex_has_the_papers_layout(tmp_path: Path) -> None:
     assert f"\\downarrow {-drop:.2f}$" in cell
 
 
-def test_latex_of_an_ablation_ticks_its_parts(tmp_path: Path) -> None:
-    rows = table_rows(latex_ablation(ablated(tmp_path)))
+def test_latex_of_an_ablation_marks_its_parts(tmp_path: Path) -> None:
+    rows = table_rows(ablation_latex(ablated(tmp_path)))
     assert {width(row) for row in rows} == {7}  # four parts, two accuracies, n
     assert [[cell.strip() for cell in row[:3]] for row in rows[2:]] == [
         ["$\\times$", "own", "$\\times$"],
@@ -129,7 +132,7 @@ def test_latex_of_an_ablation_ticks_its_parts(tmp_path: Path) -> None:
 
 
 def test_an_ablation_over_other_seeds_shows_its_pairs(tmp_path: Path) -> None:
-    """The original on seeds 0 and 1, CWM on 1 and 2: one pair, in every format."""
+    """The original method has seeds 0 and 1, CWM has seeds 1 and 2: every format shows one pair."""
     for seed, fields in (
         (0, {}),
         (1, {}),
@@ -142,16 +145,16 @@ def test_an_ablation_over_other_seeds_shows_its_pairs(tmp_path: Path) -> None:
     _, cwm = csv_format.DictReader(io.StringIO(ablation_csv(made)))
     assert (cwm["runs"], cwm["pairs"], float(cwm["last_change"])) == ("2", "1", pytest.approx(100 * 2 / IMAGES))
     assert ablation_markdown(made).splitlines()[3].endswith("| 2 (1 pair) |")
-    *_, last, n = table_rows(latex_ablation(made))[-1]
+    *_, last, n = table_rows(ablation_latex(made))[-1]
     assert n.strip() == "2 (1 pair)"
     assert "$57.50$" in last  # (10 + 13) / 2 of 20
     assert f"$\\pm {statistics.stdev((50.0, 65.0)):.2f}$" in last
     assert "$\\uparrow 10.00$" in last
-    assert "% Mean and sample standard deviation over $n$ runs. Arrows: against the original" in latex_ablation(made)
+    assert "% Mean and sample standard deviation over $n$ runs. Arrows: against the original" in ablation_latex(made)
 
 
-def test_conditions_that_look_alike_keep_their_lines(tmp_path: Path) -> None:
+def test_conditions_with_equal_labels_keep_separate_lines(tmp_path: Path) -> None:
     for k, rate in enumerate((0.12345678, 0.12345679)):
         write_run(tmp_path / f"{k}", "FF.org", 0, lambda *_, n=5 + k: n, classifiers=ONE, train={"rate": rate})
-    table = latex(compare(load_runs(tmp_path)))
+    table = comparison_latex(compare(load_runs(tmp_path)))
     assert ("$25.00$" in table, "$30.00$" in table) == (True, True)

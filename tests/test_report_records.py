@@ -1,4 +1,4 @@
-"""Run folders as reports read them: what they say, and what is said of damaged ones."""
+"""Runs as reports read them, and error messages for damaged ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from conftest import small_config
 from ffcil.errors import InputError
 from ffcil.methods import find_method
-from ffcil.methods.framework import Robustness
+from ffcil.methods.framework import Framework
 from ffcil.report import load_run, load_runs
 from ffcil.report.read.records import read_runs
 from ffcil.runs.run import Run
@@ -38,7 +38,9 @@ def test_runs_are_read_as_they_were_written(study: Path) -> None:
     assert run.scored == "linear"
     assert run.classifiers == ["linear", "nearest-mean"]
     assert run.finished
-    assert np.trace(run.tables["linear"].counts[-1]) == sum(random_hits("FF.org", 0)("linear", 4, k) for k in range(8))
+    assert np.trace(run.tables["linear"].counts[-1].dense()) == sum(
+        random_hits("FF.org", 0)("linear", 4, k) for k in range(8)
+    )
     unfinished = runs[-1]
     assert not unfinished.finished
     assert unfinished.summary is None
@@ -81,12 +83,12 @@ def test_settings_have_the_papers_names(tmp_path: Path, kind: str, robust: bool,
         ({"robust": True, "centre_weight": 1.0}, "FF with CWM + DIWA + centre loss"),
     ],
 )
-def test_a_setting_is_called_by_the_parts_that_were_on(tmp_path: Path, fields: dict[str, Any], setting: str) -> None:
+def test_a_setting_is_named_after_its_parts(tmp_path: Path, fields: dict[str, Any], setting: str) -> None:
     write_run(tmp_path / "run", "FF.org", 0, random_hits("FF.org", 0), **fields)
     assert load_run(tmp_path / "run").setting == setting
 
 
-def test_records_tell_that_robust_meant_ha(tmp_path: Path) -> None:
+def test_records_of_earlier_runs_show_that_robust_meant_ha(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", "FF.ours", 0, random_hits("FF.ours", 0), ha={"use": None, "surrogates": 0})
     path = folder / "records.jsonl"
     path.write_text("".join(json.dumps(json.loads(r) | {"ha_loss": 1.0}) + "\n" for r in path.read_text().splitlines()))
@@ -96,11 +98,11 @@ def test_records_tell_that_robust_meant_ha(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "network", "setting"),
     [
-        ("icarl", {}, "FF.ours"),  # it has no HA to turn off
+        ("icarl", {}, "FF.ours"),  # The method has no HA.
         ("simplecil", {"backbone": "glyph_vit", "weights": "embedded", "image_size": 32}, "FF with CWM"),
     ],
 )
-def test_without_ha_the_framework_is_what_the_run_had(
+def test_without_ha_the_setting_is_that_of_the_run(
     tmp_path: Path, colours: Path, method: str, network: dict[str, Any], setting: str
 ) -> None:
     config = small_config(
@@ -115,7 +117,7 @@ def test_without_ha_the_framework_is_what_the_run_had(
     run = Run(config, tmp_path, data=colours, device="cpu")
     run.execute()
     learner = find_method(method)
-    assert Robustness.resolve(run.config, learner.own_alignment, learner.pretrained).alignment == (
+    assert Framework.resolve(run.config, learner.own_alignment, learner.pretrained).alignment == (
         "diwa" if setting == "FF.ours" else "none"
     )
     assert load_run(tmp_path).setting == setting
@@ -130,7 +132,7 @@ def test_without_ha_the_framework_is_what_the_run_had(
         ("replay", "none", "FF.org"),
     ],
 )
-def test_a_methods_own_alignment_by_name_is_no_part(
+def test_the_alignment_of_the_original_method_is_no_part(
     tmp_path: Path, colours: Path, method: str, alignment: str, setting: str
 ) -> None:
     config = small_config(
@@ -158,7 +160,7 @@ def break_steps(folder: Path) -> None:
 
 
 def scratch(folder: Path) -> None:
-    """Compressed as runs write it, and one byte of the stream is not what it was."""
+    """Change one byte of a compressed archive."""
     path = folder / "counts" / "step-002.npz"
     np.savez_compressed(path, linear=np.random.default_rng(0).integers(0, 20, (4, 4)))
     content = bytearray(path.read_bytes())
@@ -169,8 +171,8 @@ def scratch(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda f: (f / "config.json").unlink(), "not a run's folder"),
-        (lambda f: (f / "config.json").write_text("{"), "config.json is not JSON"),
+        (lambda f: (f / "config.json").unlink(), "not the folder of a run"),
+        (lambda f: (f / "config.json").write_text("{"), "config.json is damaged"),
         (lambda f: (f / "config.json").write_text("[]"), "JSON object"),
         (lambda f: (f / "config.json").write_text("{}"), "no field 'dataset'"),
         (lambda f: (f / "summary.json").unlink(), "summary.json is missing"),
@@ -182,7 +184,7 @@ def scratch(folder: Path) -> None:
         (lambda f: (f / "counts" / "step-002.npz").unlink(), r"step-002\.npz is missing"),
         (lambda f: (f / "counts" / "step-002.npz").write_bytes(b"PK\x03\x04 no"), r"step-002\.npz is damaged"),
         (scratch, r"step-002\.npz is damaged"),
-        (lambda f: np.savez(f / "counts" / "step-002.npz", linear=np.eye(4, dtype=int)), "step 1 counted"),
+        (lambda f: np.savez(f / "counts" / "step-002.npz", linear=np.eye(4, dtype=int)), "step 1 counts"),
         (lambda f: (f / "arrivals.json").write_text('{"sizes": [1, 3, 2, 2], "kind": "equal"}'), "counts of step 1"),
     ],
 )
@@ -200,7 +202,7 @@ def test_damaged_runs_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
     (tmp_path / "2" / "config.json").write_text("{")
     runs, damaged = read_runs(tmp_path)
     assert [run.folder.name for run in runs] == ["1"]
-    assert ["step-002.npz is damaged" in damaged[0], "config.json is not JSON" in damaged[1]] == [True, True]
+    assert ["step-002.npz is damaged" in damaged[0], "config.json is damaged" in damaged[1]] == [True, True]
     with pytest.raises(InputError, match=r"step-002\.npz is damaged"):
         load_runs(tmp_path)
     (tmp_path / "1" / "summary.json").unlink()

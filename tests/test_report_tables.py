@@ -1,4 +1,4 @@
-"""The comparison table in every format, checked against sums done by hand from the same numbers."""
+"""The comparison in every format, checked with plain sums over the same numbers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ import pytest
 from rich.console import Console
 
 from ffcil.errors import InputError
-from ffcil.report import compare, load_runs, write_page
-from ffcil.report.analyse.tables import arrow, csv, markdown, terminal, verdict
-from ffcil.report.render.latex import latex
+from ffcil.report import compare, load_runs, terminal_table, write_page
+from ffcil.report.analyse.tables import direction
+from ffcil.report.render.csv import comparison_csv
+from ffcil.report.render.latex import comparison_latex
+from ffcil.report.render.markdown import comparison_markdown
+from ffcil.report.render.text import arrow
 from invented_runs import naive, random_hits, write_run, write_study
 
 
@@ -24,7 +27,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_study(tmp_path_factory.mktemp("study"))
 
 
-def test_table_against_sums_by_hand(study: Path) -> None:
+def test_comparison_agrees_with_plain_sums(study: Path) -> None:
     rows = compare(load_runs(study))
     assert [(row.label, row.scored) for row in rows] == [("iCaRL, linear head", True), ("iCaRL, nearest mean", False)]
     for row in rows:
@@ -46,7 +49,7 @@ def test_table_against_sums_by_hand(study: Path) -> None:
             assert recovery is not None
             pairs = [ff[i] - equal[i] for ff, equal in zip(truth["FF.org"], truth["Equ.T"], strict=True)]
             assert (drop.value, drop.pairs, drop.versus) == (pytest.approx(statistics.mean(pairs)), 3, "Equ.T")
-            # Seed 2 has no finished FF.ours: the difference is that of the two seeds that both settings have.
+            # Seed 2 has no finished FF.ours run, so only two seeds are paired.
             pairs = [ours[i] - org[i] for ours, org in zip(truth["FF.ours"], truth["FF.org"][:2], strict=True)]
             assert (recovery.value, recovery.pairs, recovery.versus) == (
                 pytest.approx(statistics.mean(pairs)),
@@ -73,8 +76,8 @@ def test_single_seed_has_no_deviation_and_missing_settings_no_change(tmp_path: P
     assert row.number("FF.org", "average") is None
     assert row.drop("last") is None
     assert row.recovery("last") is None
-    assert "±" not in markdown([row]).split("\n\n")[0]
-    assert "$\\pm" not in latex([row])
+    assert "±" not in comparison_markdown([row]).split("\n\n")[0]
+    assert "$\\pm" not in comparison_latex([row])
     write_page(load_runs(tmp_path), tmp_path / "page.html")
 
 
@@ -86,7 +89,7 @@ def test_seeds_that_do_not_pair_give_no_change(tmp_path: Path) -> None:
 
 @dataclass
 class Levels:
-    """Constant hits, so that the sign of every change is known."""
+    """Constant numbers of hits, so that the sign of every change is known."""
 
     equal: int
     org: int
@@ -101,7 +104,7 @@ class Levels:
 
 def coloured(rows: list[Any]) -> str:
     console = Console(file=io.StringIO(), force_terminal=True, width=150, color_system="standard")
-    console.print(terminal(rows))
+    console.print(terminal_table(rows))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -114,14 +117,14 @@ def test_drop_is_red_and_down_recovery_green_and_up(tmp_path: Path) -> None:
     assert f"{RED} ↓30.00" in text
     assert f"{GREEN} ↑15.00" in text
     assert "iCaRL, linear head" in text
-    assert "45.00 ± 0.00 ↓30.00" in markdown(rows)
-    assert "60.00 ± 0.00 ↑15.00" in markdown(rows)
-    assert "\\textcolor[RGB]{178,34,34}{$\\downarrow 30.00$}" in latex(rows)
-    assert "\\textcolor[RGB]{34,139,34}{$\\uparrow 15.00$}" in latex(rows)
+    assert "45.00 ± 0.00 ↓30.00" in comparison_markdown(rows)
+    assert "60.00 ± 0.00 ↑15.00" in comparison_markdown(rows)
+    assert "\\textcolor[RGB]{178,34,34}{$\\downarrow 30.00$}" in comparison_latex(rows)
+    assert "\\textcolor[RGB]{34,139,34}{$\\uparrow 15.00$}" in comparison_latex(rows)
 
 
 def test_worsening_is_never_green(tmp_path: Path) -> None:
-    """Free flow helps here, and the components hurt: the colours follow the numbers, not the columns."""
+    """Here free flow helps and the components hurt: colours follow the numbers, not the columns."""
     rows = Levels(equal=10, org=12, ours=9).rows(tmp_path)
     text = coloured(rows)
     assert f"{GREEN} ↑10.00" in text
@@ -129,7 +132,7 @@ def test_worsening_is_never_green(tmp_path: Path) -> None:
     page = write_page(load_runs(tmp_path), tmp_path / "page.html").read_text()
     assert '<span class="better" title="against Equ.T, 2 pairs">↑10.00</span>' in page
     assert '<span class="worse" title="against FF.org, 2 pairs">↓15.00</span>' in page
-    assert "free flow in place of equal steps raises average accuracy Ā" in page
+    assert "free flow instead of equal steps raises average accuracy Ā" in page
     sentence = page[page.index("adding the paper’s components lowers average accuracy Ā") :].split("</li>")[0]
     assert "final accuracy A<sub>T</sub> by <b>15.00</b> (too few pairs; 2 pairs of runs)" in sentence
 
@@ -144,13 +147,13 @@ def test_worsening_is_never_green(tmp_path: Path) -> None:
         ("average", -0.004, ("same", "=0.00")),
     ],
 )
-def test_colour_follows_what_is_better(metric: Any, value: float, expected: tuple[str, str]) -> None:
-    assert (verdict(metric, value), arrow(value)) == expected
+def test_direction_and_arrow_of_a_change(metric: Any, value: float, expected: tuple[str, str]) -> None:
+    assert (direction(metric, value), arrow(value)) == expected
 
 
 def test_csv_has_full_precision(study: Path) -> None:
     rows = compare(load_runs(study))
-    lines = list(csv_format.DictReader(io.StringIO(csv(rows))))
+    lines = list(csv_format.DictReader(io.StringIO(comparison_csv(rows))))
     assert [(line["classifier"], line["setting"]) for line in lines] == [
         (classifier, setting) for classifier in ("linear", "nearest-mean") for setting in ("Equ.T", "FF.org", "FF.ours")
     ]
@@ -159,12 +162,12 @@ def test_csv_has_full_precision(study: Path) -> None:
     assert (lines[0]["versus"], lines[2]["versus"], lines[2]["pairs"], lines[2]["runs"]) == ("", "FF.org", "2", "2")
 
 
-def test_tables_say_how_many_runs_and_pairs(tmp_path: Path) -> None:
+def test_tables_show_the_numbers_of_runs_and_pairs(tmp_path: Path) -> None:
     for seed in (0, 1):
         write_run(tmp_path / f"e{seed}", "Equ.T", seed, random_hits("Equ.T", seed), classifiers=("linear",))
     for seed in (1, 2):
         write_run(tmp_path / f"f{seed}", "FF.org", seed, random_hits("FF.org", seed), classifiers=("linear",))
-    text = markdown(compare(load_runs(tmp_path)))
+    text = comparison_markdown(compare(load_runs(tmp_path)))
     assert "| glyphs, 8 classes in 4 steps | iCaRL, linear head | n | 2 | 2 (1 pair) |" in text
 
 
@@ -173,6 +176,6 @@ def test_single_step_run_has_no_forgetting_in_any_format(tmp_path: Path) -> None
     runs = load_runs(tmp_path)
     rows = compare(runs)
     assert rows[0].number("Equ.T", "forgetting") is None
-    assert "| glyphs, 8 classes in 1 step | Joint, linear head | F | – |" in markdown(rows)
+    assert "| glyphs, 8 classes in 1 step | Joint, linear head | F | – |" in comparison_markdown(rows)
     assert "glyphs, 8 classes in 1 step" in coloured(rows)
     write_page(runs, tmp_path / "page.html")

@@ -16,7 +16,7 @@ from ffcil.data.augment import Augmentation, Draws
 from ffcil.data.image_set import ImageSet
 from ffcil.data.ragged import Images, RaggedImages, flat_pixels, image_sizes, locate
 from ffcil.data.resized_crop import ResizedCrop, resample, resample_one_by_one
-from ffcil.training.fit import FitData, _EpochPlan
+from ffcil.training.batches import ImageSource, _ImageBatches
 
 UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 SIZES = [(64, 64), (64, 96), (120, 64), (64, 65), (1, 1), (3, 40), (200, 64), (64, 333)]
@@ -241,13 +241,14 @@ def test_positions_beyond_32_bits() -> None:
 def test_an_epoch_draws_boxes_for_the_images_that_it_shows() -> None:
     """Of every view: a box that is larger than its image would read pixels of the next one."""
     store, _ = ragged([(20, 200), (200, 20), (50, 50)])
-    data = FitData(ImageSet(store, torch.arange(3), ("a", "b", "c")), torch.arange(3), augmentation(16, 20), views=2)
-    plan = _EpochPlan(data, 2, torch.device("cpu"))
+    images = ImageSet(store, torch.arange(3), ("a", "b", "c"))
+    source = ImageSource(images, torch.arange(3), augmentation(16, 20), batch=2, views=2)
+    batches = _ImageBatches(source, torch.device("cpu"))
     for seed in range(20):
-        plan.fill(seed)
-        sizes = store.sizes[plan.order.repeat(1, 2)]
-        assert (plan.draws.box[..., :2] + plan.draws.box[..., 2:] <= sizes).all()
-    assert plan.next_batch()[0].shape == (4, 3, 16, 16)
+        batches.start_epoch(seed)
+        sizes = store.sizes[batches.order.repeat(1, 2)]
+        assert (batches.draws.box[..., :2] + batches.draws.box[..., 2:] <= sizes).all()
+    assert batches.next()[0].shape == (4, 3, 16, 16)
 
 
 def test_threads_change_nothing() -> None:

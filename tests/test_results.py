@@ -1,4 +1,4 @@
-"""The pages of results say what the records say."""
+"""Pages of results are up to date."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_the_pages_are_made_from_the_records() -> None:
     assert readme == made["with_headline"](readme), how
 
 
-def test_no_record_names_a_folder_of_somebodys_machine() -> None:
+def test_no_result_contains_a_path_of_a_machine() -> None:
     for path in (ROOT / "results").rglob("*.json*"):
         text = path.read_text(encoding="utf-8")
         assert "/home/" not in text, path

@@ -1,4 +1,4 @@
-"""Runs: what a folder holds, and that a run broken off anywhere ends as if it had not been."""
+"""Runs: files of a folder, and interrupted runs that end like uninterrupted ones."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from ffcil.config.settings import RunConfig
 from ffcil.errors import BusyError, InputError
 from ffcil.methods import METHODS
 from ffcil.report import load_run
+from ffcil.runs.counts import unpack_counts
 from ffcil.runs.folder import is_busy, locked
-from ffcil.runs.progress import Listener
 from ffcil.runs.run import Run
+from ffcil.training.progress import FitProgress, Listener
 
 TIMING = ("seconds", "images_per_second")
 
@@ -44,7 +45,7 @@ def config(**overrides: Any) -> RunConfig:
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    """All that a run says, timing aside."""
+    """Records of a run without times."""
     lines = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key not in TIMING} for line in lines]
 
@@ -58,12 +59,12 @@ def counts(folder: Path) -> dict[str, Any]:
 
 
 class Bomb(Listener):
-    """Breaks a run off after a number of epochs, or of records."""
+    """Interrupts a run after a number of epochs or records."""
 
     def __init__(self, epochs: int = 0, steps: int = 0) -> None:
         self.epochs, self.steps = epochs, steps
 
-    def epoch_done(self, epoch: int, loss: float, images_per_second: float) -> None:
+    def epoch_done(self, progress: FitProgress) -> None:
         self.epochs -= 1
         if self.epochs == 0:
             raise KeyboardInterrupt
@@ -83,8 +84,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory, colours: Path) -> Path:
 
 def test_the_folder(whole: Path, colours: Path) -> None:
     names = {path.name for path in whole.iterdir()} - {".lock"}
-    files = {"config.json", "arrivals.json", "records.jsonl", "summary.json", "environment.json", "data.json", "done"}
-    assert names == files | {"counts", "checkpoints"}
+    files = {f"{name}.json" for name in ("config", "arrivals", "data", "method", "environment", "summary")}
+    assert names == files | {"records.jsonl", "counts", "checkpoints", "done"}
     lines = [json.loads(line) for line in (whole / "records.jsonl").read_text().splitlines()]
     assert [(r["step"], r["new_classes"], r["seen_classes"]) for r in lines] == [(1, 1, 1), (2, 3, 4), (3, 2, 6)]
     assert [len(r["new_labels"]) for r in lines] == [1, 3, 2]
@@ -99,19 +100,19 @@ def test_the_folder(whole: Path, colours: Path) -> None:
     assert saved == config().model_dump(mode="json", exclude={"options"})
 
 
-def test_the_data_are_called_by_their_whole_folder(tmp_path: Path, colours: Path) -> None:
+def test_the_name_of_the_data_is_that_of_their_folder(tmp_path: Path, colours: Path) -> None:
     named = shutil.copytree(colours, tmp_path / "birds.v2")
     Run(config(), tmp_path / "run", data=named, device="cpu", threads=1).execute()
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["data"] == "birds.v2"
 
 
-def test_every_look_at_images_is_told(tmp_path: Path, colours: Path) -> None:
-    """Batches of training, the last of them filled up; then untouched images: of classes for their means, to test."""
+def test_every_pass_over_images_is_reported(tmp_path: Path, colours: Path) -> None:
+    """Training batches, the last one filled up; then the passes over images for class means and for testing."""
 
     class Hears(Listener):
         looks: ClassVar[list[tuple[int, int]]] = []
 
-        def looked_at(self, done: int, total: int) -> None:
+        def images_done(self, done: int, total: int) -> None:
             self.looks.append((done, total))
 
     settings = config(method="replay", arrivals={"sizes": [2]}, evaluate_batch=15)
@@ -127,7 +128,7 @@ def test_every_look_at_images_is_told(tmp_path: Path, colours: Path) -> None:
 
 def test_accuracies_come_from_the_counts(whole: Path) -> None:
     for record in records(whole):
-        table = np.load(whole / "counts" / f"step-{record['step']:03d}.npz")["linear"]
+        table = unpack_counts((whole / "counts" / f"step-{record['step']:03d}.npz").read_bytes())["linear"].dense()
         new = record["new_classes"]
         assert record["accuracy"]["linear"] == pytest.approx(100 * np.trace(table) / table.sum())
         assert record["new_accuracy"]["linear"] == pytest.approx(
@@ -141,7 +142,9 @@ def test_accuracies_come_from_the_counts(whole: Path) -> None:
 
 
 @pytest.mark.parametrize("bomb", [{"epochs": k} for k in (1, 5, 6, 7, 13)] + [{"steps": k} for k in (1, 2, 3)], ids=str)
-def test_taken_up_again_a_run_ends_the_same(tmp_path: Path, colours: Path, whole: Path, bomb: dict[str, int]) -> None:
+def test_a_resumed_run_ends_like_an_uninterrupted_one(
+    tmp_path: Path, colours: Path, whole: Path, bomb: dict[str, int]
+) -> None:
     with pytest.raises(KeyboardInterrupt):
         Run(config(), tmp_path, data=colours, device="cpu", threads=1, listener=Bomb(**bomb)).execute()
     assert not (tmp_path / "done").exists()
@@ -151,19 +154,19 @@ def test_taken_up_again_a_run_ends_the_same(tmp_path: Path, colours: Path, whole
 
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"icarl"}))
-def test_every_method_can_be_taken_up_again(tmp_path: Path, colours: Path, method: str) -> None:
+def test_every_method_can_be_resumed(tmp_path: Path, colours: Path, method: str) -> None:
     settings = config(method=method, robust=True)
     Run(settings, tmp_path / "whole", data=colours, device="cpu", threads=1).execute()
-    little = method in ("simplecil", "aper", "fecam", "ranpac")  # they train at the first step at most
-    for bomb in ({"steps": 1}, {"steps": 1}) if little else ({"epochs": 8}, {"epochs": 5}):  # broken off twice
+    little = method in ("simplecil", "aper", "fecam", "ranpac")  # These train at the first step at most.
+    for bomb in ({"steps": 1}, {"steps": 1}) if little else ({"epochs": 8}, {"epochs": 5}):  # Interrupted twice.
         with pytest.raises(KeyboardInterrupt):
             Run(settings, tmp_path / "part", data=colours, device="cpu", threads=1, listener=Bomb(**bomb)).execute()
     Run(settings, tmp_path / "part", data=colours, device="cpu", threads=1).execute()
     assert records(tmp_path / "part") == records(tmp_path / "whole")
 
 
-def test_a_record_without_its_checkpoint_is_made_again(tmp_path: Path, colours: Path, whole: Path) -> None:
-    """Killed between the two, and in the middle of a line."""
+def test_a_step_without_its_checkpoint_is_repeated(tmp_path: Path, colours: Path, whole: Path) -> None:
+    """The run was killed between record and checkpoint, in the middle of a line."""
     with pytest.raises(KeyboardInterrupt):
         Run(config(), tmp_path, data=colours, device="cpu", threads=1, listener=Bomb(epochs=8)).execute()
     with (tmp_path / "records.jsonl").open("a") as file:
@@ -172,12 +175,12 @@ def test_a_record_without_its_checkpoint_is_made_again(tmp_path: Path, colours: 
     assert records(tmp_path) == records(whole)
 
 
-def test_checkpoints_that_were_taken_away_are_missed(tmp_path: Path, colours: Path) -> None:
-    """A copy of a run's records is not taken for a run that has not begun: they would be lost."""
+def test_removed_checkpoints_are_an_error(tmp_path: Path, colours: Path) -> None:
+    """Records without checkpoints are not overwritten by a new run."""
     with pytest.raises(KeyboardInterrupt):
         Run(config(), tmp_path, data=colours, device="cpu", threads=1, listener=Bomb(steps=3)).execute()
     shutil.rmtree(tmp_path / "checkpoints")
-    with pytest.raises(InputError, match="has records of 3 steps and checkpoints of 0: bring the newest"):
+    with pytest.raises(InputError, match="has records of 3 steps and checkpoints of 0: restore the newest"):
         Run(config(), tmp_path, data=colours, device="cpu", threads=1).execute()
     assert len(records(tmp_path)) == 3
 
@@ -187,7 +190,7 @@ def test_a_finished_run_does_nothing(whole: Path, colours: Path) -> None:
     summary = Run(config(), whole, data=colours / "not looked at", device="cpu", threads=1).execute()
     assert summary["average"] > 0
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.name != ".lock"} == before
-    Run(config(checkpoint_seconds=9), whole, device="cpu").execute()  # not a matter of the results
+    Run(config(checkpoint_seconds=9), whole, device="cpu").execute()  # It does not affect results.
 
 
 def test_a_mistake_does_not_claim_the_folder(tmp_path: Path, colours: Path) -> None:
@@ -198,17 +201,17 @@ def test_a_mistake_does_not_claim_the_folder(tmp_path: Path, colours: Path) -> N
     Run(config(arrivals={"sizes": [2]}), tmp_path / "run", data=colours, device="cpu", threads=1).execute()
 
 
-def test_other_images_under_a_run_that_was_begun(tmp_path: Path, colours: Path) -> None:
+def test_a_run_is_not_resumed_on_other_images(tmp_path: Path, colours: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         Run(config(), tmp_path / "run", data=colours, device="cpu", threads=1, listener=Bomb(epochs=8)).execute()
     other = write_colours(tmp_path / "other", images=11)
-    with pytest.raises(InputError, match="was begun with other images"):
+    with pytest.raises(InputError, match="was started with other images"):
         Run(config(), tmp_path / "run", data=other, device="cpu", threads=1).execute()
-    with pytest.raises(InputError, match=r"was begun with 1 thread\(s\): leave --threads out"):
+    with pytest.raises(InputError, match=r"was started with 1 thread\(s\): leave --threads out"):
         Run(config(), tmp_path / "run", data=colours, device="cpu", threads=2).execute()
 
 
-def test_a_trace_that_changed_under_a_run(tmp_path: Path, colours: Path) -> None:
+def test_a_run_is_not_resumed_with_a_changed_trace(tmp_path: Path, colours: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("class,time\n" + "".join(f"colour {k},{k}\n" for k in range(6)))
     settings = config(arrivals={"trace": str(trace), "window": 2})
@@ -232,7 +235,7 @@ def test_a_damaged_folder_is_named(tmp_path: Path, colours: Path, name: str) -> 
         Run(config(), tmp_path, data=colours, device="cpu", threads=1).execute()
 
 
-def test_drafts_of_a_killed_process_go(tmp_path: Path, colours: Path) -> None:
+def test_drafts_of_a_killed_process_are_removed(tmp_path: Path, colours: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / ".step-0001-epoch-00001.safetensors.draft").write_bytes(b"half")
     Run(config(arrivals={"sizes": [1]}), tmp_path, data=colours, device="cpu", threads=1).execute()
@@ -254,7 +257,7 @@ def test_another_configuration_in_the_same_folder(whole: Path) -> None:
         Run(config(robust=True, train_seed=4), whole, device="cpu", threads=1).execute()
 
 
-def test_a_run_from_before_a_field_existed_is_the_same_run(tmp_path: Path, colours: Path) -> None:
+def test_a_run_of_a_version_without_a_field_is_resumed(tmp_path: Path, colours: Path) -> None:
     settings = config(arrivals={"sizes": [1, 1]})
     with pytest.raises(KeyboardInterrupt):
         Run(settings, tmp_path, data=colours, device="cpu", threads=1, listener=Bomb(epochs=3)).execute()
@@ -265,7 +268,7 @@ def test_a_run_from_before_a_field_existed_is_the_same_run(tmp_path: Path, colou
     assert json.loads((tmp_path / "config.json").read_text())["normalise"] == settings.normalise
 
 
-def test_a_full_disk_breaks_nothing(
+def test_a_full_disk_damages_nothing(
     tmp_path: Path, colours: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, fsync = 0, os.fsync
@@ -293,7 +296,7 @@ def command(folder: Path, data: Path, settings: RunConfig) -> list[str]:
 
 
 def kill_at_random(folder: Path, data: Path, settings: RunConfig, seed: int) -> None:
-    """Start the command, kill -9 it at a moment between its first sign of life and its end, start it again."""
+    """Start the command, kill it at a random moment after its first file, and start it again."""
     process = subprocess.Popen(command(folder, data, settings), stderr=subprocess.DEVNULL)
     while not (folder / "environment.json").exists() and process.poll() is None:
         time.sleep(0.01)
@@ -337,8 +340,8 @@ def test_two_processes_do_not_share_a_folder(tmp_path: Path, colours: Path) -> N
     Run(config(), tmp_path, data=colours, device="cpu", threads=1, listener=Second()).execute()
 
 
-def test_asking_whether_a_folder_is_busy_does_not_make_it_so(tmp_path: Path) -> None:
-    """A process that asks holds the lock, shared, for a moment; one that runs holds it to its end."""
+def test_checking_for_a_lock_does_not_block_a_run(tmp_path: Path) -> None:
+    """A process that checks holds the lock for a moment; a run holds it to its end."""
     with (tmp_path / ".lock").open("w") as asking:
         fcntl.flock(asking, fcntl.LOCK_SH)
         threading.Timer(0.1, fcntl.flock, (asking, fcntl.LOCK_UN)).start()
@@ -359,7 +362,7 @@ def test_asking_whether_a_folder_is_busy_does_not_make_it_so(tmp_path: Path) -> 
         ({"backbone": "resnet33"}, "Unknown backbone 'resnet33'"),
     ],
 )
-def test_what_cannot_be_is_said_before_training(
+def test_wrong_settings_are_named_before_training(
     tmp_path: Path, colours: Path, fields: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):

@@ -19,22 +19,22 @@ from ffcil.classifier.teaching import teach
 from ffcil.data.image_set import ImageSet
 from ffcil.runs import stopping
 from ffcil.runs.checkpoint import checkpoints
-from ffcil.runs.progress import Listener
 from ffcil.runs.run import Run
 from ffcil.runs.stopping import Stop
+from ffcil.training.progress import FitProgress, Listener
 
 
 class Signals(Listener):
-    """Sends this process signals when an epoch is told, once, and is slow to return."""
+    """Sends signals to this process after a number of epochs, and is slow to return."""
 
     def __init__(self, at: int, signals: int = 1, seconds: float = 0.0) -> None:
         self.at, self.signals, self.seconds = at, signals, seconds
-        self.told: list[int] = []
+        self.epochs: list[int] = []
         self.returned = False
 
-    def epoch_done(self, epoch: int, loss: float, images_per_second: float) -> None:
-        self.told.append(epoch)
-        if len(self.told) == self.at:
+    def epoch_done(self, progress: FitProgress) -> None:
+        self.epochs.append(progress.epoch)
+        if len(self.epochs) == self.at:
             for _ in range(self.signals):
                 os.kill(os.getpid(), signal.SIGINT)
             time.sleep(self.seconds)
@@ -54,13 +54,13 @@ def test_an_epoch_that_ends_is_not_lost(tmp_path: Path, capfd: pytest.CaptureFix
     listener = Signals(at=8)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "run", listener).execute()
-    assert "once more stops at once" in capfd.readouterr().err
+    assert "a second signal stops immediately" in capfd.readouterr().err
     (path,) = checkpoints(tmp_path / "run" / "checkpoints")
     assert path.name == "step-0002-epoch-00002.safetensors"  # six epochs a step: the second of the second step
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     rest = Signals(at=0)
     run(tmp_path / "run", rest).execute()
-    assert rest.told == [3, 4, 5, 6]
+    assert rest.epochs == [3, 4, 5, 6]
     run(tmp_path / "whole").execute()
     counts = [(tmp_path / name / "counts" / "step-002.npz").read_bytes() for name in ("run", "whole")]
     assert counts[0] == counts[1]
@@ -93,7 +93,7 @@ def test_a_classifier_that_is_told_to_stop(tmp_path: Path) -> None:
     assert (tmp_path / LEARNING).exists()
     rest = Signals(at=0)
     classifier.learn(images, tmp_path, rest)
-    assert rest.told == [5, 6]
+    assert rest.epochs == [5, 6]
 
 
 def test_told_while_nothing_is_trained_it_stops_after_the_step(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_what_others_handle_stays_theirs() -> None:
     try:
         with Stop() as stop:
             assert signal.getsignal(signal.SIGTERM) is theirs
-            assert signal.getsignal(signal.SIGINT) == stop._ask
+            assert signal.getsignal(signal.SIGINT) == stop._request
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
     finally:

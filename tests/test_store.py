@@ -346,7 +346,7 @@ def test_a_run_notices_other_photographs(tmp_path: Path) -> None:
     (tmp_path / "run" / "done").unlink()
     for path in root.rglob("*.png"):
         Image.open(path).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(path)
-    with pytest.raises(InputError, match="was begun with other images"):
+    with pytest.raises(InputError, match="was started with other images"):
         run(root, tmp_path / "run")
 
 

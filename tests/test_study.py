@@ -1,4 +1,4 @@
-"""Studies: what a grid resolves to, what the command line changes of it, and what is written of it."""
+"""Studies: the runs of a grid, the options of the command line, and the file study.yaml."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from ffcil.commands.options import stoppable
 from ffcil.config.resolve import load_recipe
 from ffcil.errors import InputError
 from ffcil.runs.run import build_arrivals
-from ffcil.studies.execution import carry_out
+from ffcil.studies.execution import execute_jobs
 from ffcil.studies.executors.job import Job
 from ffcil.studies.executors.local import LocalExecutor
+from ffcil.studies.plan import Plan
 from ffcil.studies.study import jobs_of, load_study, missing_data, narrow, study_names, write_study
 
 PAPER = ["table-main", "table-ablation", "figure-alpha", "figure-order", "figure-overhead"]
@@ -33,9 +34,9 @@ def by_label(made: list[Job]) -> dict[str, Job]:
     return {job.label: job for job in made}
 
 
-def test_the_papers_tables_and_figures_are_there() -> None:
+def test_the_tables_and_figures_of_the_paper_exist() -> None:
     assert sorted([*PAPER, "demo"]) == study_names()
-    # data sets x methods x settings x seeds, counted in the paper
+    # Data sets x methods x settings x seeds, counted in the paper.
     assert len(jobs("table-main")) == (2 * 4 + 2 * 4) * 3 * 5
     assert len(jobs("table-ablation")) == (2 * 4 + 2 * 6) * 5
     assert len(jobs("figure-alpha")) == 4 * (1 + 2 * 6) * 3
@@ -85,7 +86,7 @@ def test_one_spectrum_in_three_orders_and_one_permutation_for_every_alpha() -> N
     assert len(drawn) == 6
 
 
-def test_ablations_set_the_parts() -> None:
+def test_ablations_set_the_parts_of_the_framework() -> None:
     made = by_label(jobs("table-ablation", seeds=[0]))
     assert made["cifar100 icarl CWM"].config.reduction == "class_wise_mean"
     assert made["cifar100 icarl DIWA"].config.alignment == "diwa"
@@ -111,19 +112,20 @@ def test_methods_select_or_join_their_kind() -> None:
         *((recipe, method) for recipe in ("cifar100", "imagenet100") for method in ("wa", "der")),
         *((recipe, "simplecil") for recipe in ("cars", "imagenet")),
     }
-    assert {job.config.method for job in jobs("demo", methods=["simplecil"])} == {"simplecil"}  # no group of its kind
+    # No group of the demo is of its kind.
+    assert {job.config.method for job in jobs("demo", methods=["simplecil"])} == {"simplecil"}
     with pytest.raises(InputError, match="did you mean 'icarl'"):
         jobs("table-main", methods=["icral"])
-    with pytest.raises(InputError, match="Nothing is left"):
+    with pytest.raises(InputError, match="No runs are left"):
         jobs("table-main", datasets=["cars"], methods=["icarl"])
 
 
-def test_fields_go_below_the_settings() -> None:
+def test_settings_override_assigned_fields() -> None:
     made = by_label(
         jobs("table-main", datasets=["glyphs"], methods=["icarl"], seeds=[0], assignments=["arrivals.alpha=0.5"])
     )
     assert made["FF.org"].config.arrivals.alpha == 0.5  # type: ignore[union-attr]
-    assert made["Equ.T"].config.arrivals.kind == "equal"  # where alpha has no meaning
+    assert made["Equ.T"].config.arrivals.kind == "equal"  # which has no alpha
     for assignment in ("robust=true", "train_seed=1", "arrivals.sizes=[1,2]", "method=der"):
         with pytest.raises(InputError, match=r"sets .* itself"):
             jobs("table-main", assignments=[assignment])
@@ -133,8 +135,8 @@ def test_fields_go_below_the_settings() -> None:
         jobs("table-main", assignments=["train.bach=1"])
 
 
-def test_a_budget_and_a_number_a_class_are_one_field(tmp_path: Path) -> None:
-    """A study that varies the one would drop the other without a word; one that only sets it gives way."""
+def test_budget_and_per_class_count_as_one_field(tmp_path: Path) -> None:
+    """--set cannot replace a budget that the study varies. It can replace one that the study only sets."""
     content = load_study("demo").model_dump(mode="json")
     (tmp_path / "set.yaml").write_text(yaml.safe_dump({**content, "set": {"memory": {"budget": 100}}}))
     for job in jobs(str(tmp_path / "set.yaml"), assignments=["memory.per_class=20"]):
@@ -145,8 +147,8 @@ def test_a_budget_and_a_number_a_class_are_one_field(tmp_path: Path) -> None:
         jobs(str(tmp_path / "varied.yaml"), assignments=["memory.per_class=20"])
 
 
-def test_runs_that_are_called_the_same_are_told_apart(tmp_path: Path) -> None:
-    """One name for two settings: nothing that varies is left to call them by but the hash in their folders' names."""
+def test_runs_with_the_same_words_get_different_labels(tmp_path: Path) -> None:
+    """Two settings with the same name differ only in the hash of their folders' names."""
     content = load_study("demo").model_dump(mode="json")
     (group,) = content["groups"]
     settings = [{"FF.org": {"arrivals": {"kind": "free-flow", "alpha": alpha}}} for alpha in (1.0, 0.2)]
@@ -160,7 +162,7 @@ def test_runs_that_are_called_the_same_are_told_apart(tmp_path: Path) -> None:
     assert [job.label for job in three] == [*(job.label for job in two), "Equ.T"]
 
 
-def test_a_study_that_grows_finds_its_runs_again() -> None:
+def test_a_larger_study_finds_its_earlier_runs() -> None:
     small = {job.folder for job in jobs("table-main", datasets=["glyphs"], methods=["icarl"], seeds=[0])}
     large = {job.folder for job in jobs("table-main", datasets=["glyphs"], seeds=[0, 1])}
     assert small < large
@@ -174,26 +176,26 @@ def test_each_recipe_has_its_own_data() -> None:
     assert places["imagenet100-der-FF.org"] == "/images/rest"
 
 
-def test_other_images_of_ones_own_are_other_runs(tmp_path: Path) -> None:
+def test_runs_on_other_own_images_are_other_runs(tmp_path: Path) -> None:
     def folders(place: str, *assignments: str) -> set[Path]:
         return {job.folder for job in jobs("demo", assignments=assignments, data=[str(tmp_path / place)])}
 
     assert not folders("a", "dataset=folder") & folders("b", "dataset=folder")
     assert folders("a", "dataset=folder") == folders("a/../a", "dataset=folder")
-    assert folders("a") == folders("b")  # a published data set is the same wherever it is
+    assert folders("a") == folders("b")  # A published data set does not depend on its path.
 
 
-def test_missing_data_are_told_by_recipe(tmp_path: Path) -> None:
+def test_missing_data_are_reported_per_recipe(tmp_path: Path) -> None:
     made = jobs("table-main", datasets=["glyphs", "imagenet-a"], seeds=[0], methods=["mos"], data=[f"{tmp_path}"])
     (problem,) = missing_data(made)
     assert problem.startswith("imagenet-a: Data set 'imagenet-a' is not in")
-    study = load_study("table-main")
+    plan = Plan(load_study("table-main"), made[-1:], tmp_path / "out")
     with pytest.raises(InputError, match="imagenet-a: Data set 'imagenet-a' is not in"):
-        carry_out(study, made[-1:], tmp_path / "out", LocalExecutor("cpu", 1), Console(quiet=True))
+        execute_jobs(plan, LocalExecutor("cpu", 1), Console(quiet=True))
     assert not (tmp_path / "out").exists()
 
 
-def test_the_resolved_study_is_the_same_study(tmp_path: Path) -> None:
+def test_the_written_study_has_the_same_runs(tmp_path: Path) -> None:
     study = narrow(
         load_study("figure-order"), datasets=["glyphs"], seeds=[2], assignments=["train.batch=8"], data=["x"]
     )
@@ -203,7 +205,7 @@ def test_the_resolved_study_is_the_same_study(tmp_path: Path) -> None:
 
 
 def test_a_study_is_continued_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recipe, images and methods of one's own, all named from the folder where it was begun."""
+    """Own recipe, images and methods are given relative to the first folder."""
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text(yaml.safe_dump(load_recipe("glyphs")))
     begun = narrow(load_study("demo"), datasets=["mine.yaml"], data=["mine.yaml=images"], imports=["mine.py"])
@@ -218,7 +220,7 @@ def test_a_study_is_continued_from_another_folder(tmp_path: Path, monkeypatch: p
         assert job.imports == (str(tmp_path / "mine.py"),)
 
 
-def test_a_study_of_fewer_runs_leaves_the_larger_ones_file(tmp_path: Path) -> None:
+def test_a_smaller_study_keeps_the_file_of_a_larger_one(tmp_path: Path) -> None:
     def write(seeds: list[int], **changes: Any) -> tuple[int, ...]:
         write_study(narrow(load_study("demo"), seeds=seeds, **changes), tmp_path)
         return load_study(str(tmp_path / "study.yaml")).seeds
@@ -227,7 +229,7 @@ def test_a_study_of_fewer_runs_leaves_the_larger_ones_file(tmp_path: Path) -> No
     assert write([0]) == (0, 1)
     assert write([1], methods=["icarl"]) == (0, 1)
     assert write([0, 1, 2]) == (0, 1, 2)
-    assert write([0], assignments=["train.batch=8"]) == (0,)  # other runs
+    assert write([0], assignments=["train.batch=8"]) == (0,)  # These are other runs.
     assert write([0, 1], assignments=["train.batch=8"], data=["x"]) == (0, 1)
     assert write([0], assignments=["train.batch=8"], data=["y"]) == (0,)
     (tmp_path / "study.yaml").write_text("seeds: [")
@@ -253,7 +255,7 @@ def test_a_study_with_a_mistake(tmp_path: Path, content: dict[str, Any], message
 def test_names_of_studies() -> None:
     with pytest.raises(InputError, match="did you mean 'table-main'"):
         load_study("table-mian")
-    with pytest.raises(InputError, match="'glyphs' is the recipe of a run: `ffcil run glyphs`"):
+    with pytest.raises(InputError, match="'glyphs' is a recipe: use `ffcil run glyphs`"):
         load_study("glyphs")
     with pytest.raises(InputError, match=r"There is no study file 'absent\.yaml'"):
         load_study("absent.yaml")
@@ -265,12 +267,12 @@ def test_names_of_studies() -> None:
         (["--executor", "cloud"], "Unknown executor"),
         (["--jobs", "many"], "Cannot read --jobs 'many'"),
         (["--jobs", "²"], "Cannot read --jobs '²'"),
-        (["--per-gpu", "4"], "--per-gpu has no meaning on a CPU"),
+        (["--per-gpu", "4"], "--per-gpu does not apply to a CPU"),
         (["--seeds", "a"], "Cannot read --seeds 'a'"),
         (["--seeds", "0"], "Cannot read --seeds '0'"),
         (["--log", "tensorbord"], "Unknown log 'tensorbord': did you mean 'tensorboard'?"),
-        (["--address", "auto"], "--address is a Ray cluster's"),
-        (["--slurm", "timeout_min=3"], "--slurm has no meaning here"),
+        (["--address", "auto"], "--address is an option of Ray: add --executor ray"),
+        (["--slurm", "timeout_min=3"], "--slurm is an option of SLURM: add --executor slurm"),
         (["--executor", "slurm", "--slurm", "timeout"], "Cannot read --slurm 'timeout'"),
     ],
 )
@@ -280,13 +282,13 @@ def test_options_with_a_mistake(arguments: list[str], message: str) -> None:
     assert message in str(done.exception)
 
 
-def test_a_lost_terminal_stops_a_command_unless_it_is_to_go_on() -> None:
+def test_the_loss_of_the_terminal_stops_a_command_except_under_nohup() -> None:
     before = signal.getsignal(signal.SIGHUP)
     with pytest.raises(typer.Exit) as stopped, stoppable():
         signal.raise_signal(signal.SIGHUP)
     assert stopped.value.exit_code == 130
     assert signal.getsignal(signal.SIGHUP) is before
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what nohup does
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup does this.
     try:
         with stoppable():
             signal.raise_signal(signal.SIGHUP)
@@ -294,7 +296,7 @@ def test_a_lost_terminal_stops_a_command_unless_it_is_to_go_on() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_study_of_times_goes_one_by_one() -> None:
+def test_a_study_that_measures_time_runs_one_job_at_a_time() -> None:
     command = ["study", "figure-overhead", "--dataset", "glyphs", "--dry-run", "--device", "cpu"]
     assert "1 at a time" in CliRunner().invoke(app, command).output
     assert "measures time" in str(CliRunner().invoke(app, [*command, "--jobs", "2"]).exception)

@@ -1,4 +1,4 @@
-"""Studies carried out: what is listed before, shown meanwhile and told at the end."""
+"""Execution of studies: the dry run, the live progress, and the final table."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from typer.testing import CliRunner
 from ffcil.cli import app
 from ffcil.report.read.records import load_run
 from ffcil.runs.state import RunState, read_state
-from ffcil.studies.estimate import Earlier, in_words
-from ffcil.studies.execution import carry_out, list_runs, run_study
+from ffcil.studies.estimate import RuntimeHistory, in_words
+from ffcil.studies.execution import execute_jobs, run_study
 from ffcil.studies.executors.job import Job
 from ffcil.studies.executors.local import LocalExecutor
-from ffcil.studies.study import Study, jobs_of, load_study, narrow
-from ffcil.studies.watch import Watch
+from ffcil.studies.plan import Plan, print_plan
+from ffcil.studies.study import jobs_of, load_study, narrow
+from ffcil.studies.watch import StudyProgress
 from studies import SETTINGS, write_small_study
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, colours: Path) -> tuple[Study, list[Job], Path]:
-    """A study of three settings and two seeds, carried out."""
+def finished(tmp_path_factory: pytest.TempPathFactory, colours: Path) -> Plan:
+    """An executed study of three settings and two seeds."""
     folder = tmp_path_factory.mktemp("study")
     groups = [{"recipes": ["glyphs"], "methods": ["icarl"], "settings": SETTINGS}]
     study = load_study(str(write_small_study(folder / "small.yaml", colours, groups=groups, seeds=[0, 1])))
-    made = jobs_of(study, folder / "out", device="cpu")
-    assert carry_out(study, made, folder / "out", LocalExecutor("cpu", 2), Console(quiet=True)) == {}
-    return study, made, folder / "out"
+    plan = Plan.make(study, folder / "out", "cpu")
+    assert execute_jobs(plan, LocalExecutor("cpu", 2), Console(quiet=True)) == {}
+    return plan
 
 
-def test_every_cell_is_filled(finished: tuple[Study, list[Job], Path]) -> None:
-    _, made, out = finished
+def test_every_run_of_the_grid_is_finished(finished: Plan) -> None:
+    made, out = finished.jobs, finished.out
     assert len(made) == 6
     assert sorted(path.name for path in (out / "runs").iterdir()) == sorted(job.folder.name for job in made)
     for job in made:
@@ -46,48 +47,46 @@ def test_every_cell_is_filled(finished: tuple[Study, list[Job], Path]) -> None:
         assert run.environment["command"].startswith(f"ffcil run {job.folder}/config.json --out")
 
 
-def test_carried_out_again_it_touches_nothing(finished: tuple[Study, list[Job], Path]) -> None:
-    study, made, out = finished
-
+def test_a_second_execution_changes_nothing(finished: Plan) -> None:
     def stamps() -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in (out / "runs").rglob("*")}
+        return {path: path.stat().st_mtime_ns for path in (finished.out / "runs").rglob("*")}
 
     before = stamps()
-    assert carry_out(study, made, out, LocalExecutor("cpu", 2), Console(quiet=True)) == {}
+    assert execute_jobs(finished, LocalExecutor("cpu", 2), Console(quiet=True)) == {}
     assert stamps() == before
 
 
-def test_the_list_tells_time_from_earlier_records(
-    finished: tuple[Study, list[Job], Path],
+def test_the_dry_run_estimates_time_from_earlier_runs(
+    finished: Plan,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    study, made, out = finished
+    study, made, out = finished.study, finished.jobs, finished.out
     monkeypatch.chdir(tmp_path)
     seconds = [json.loads((job.folder / "summary.json").read_text())["seconds"] for job in made]
-    earlier = Earlier([out], on_gpu=False)
+    earlier = RuntimeHistory([out], on_gpu=False)
     config = made[0].config
-    assert earlier.of(config) == pytest.approx(sum(seconds) / 6)
-    assert earlier.of(config.model_copy(update={"method": "der"})) is None
-    assert Earlier([out], on_gpu=True).of(config) is None
+    assert earlier.estimate(config) == pytest.approx(sum(seconds) / 6)
+    assert earlier.estimate(config.model_copy(update={"method": "der"})) is None
+    assert RuntimeHistory([out], on_gpu=True).estimate(config) is None
     assert [in_words(s) for s in (0.2, 99, 120, 7200)] == ["0 s", "99 s", "2 min", "2.0 h"]
 
-    list_runs(study, made, out, LocalExecutor("cpu", 2))
+    print_plan(finished, LocalExecutor("cpu", 2))
     listed = capsys.readouterr().out
     assert listed.count(" done") == 6
     assert "6 runs in" in listed
-    assert "0 of them to run" in listed
+    assert "0 queued" in listed
     more = narrow(study, seeds=[0, 9], methods=["icarl", "replay"])
-    list_runs(more, jobs_of(more, out, device="cpu"), out, LocalExecutor("cpu", 2))
+    print_plan(Plan.make(more, out, "cpu"), LocalExecutor("cpu", 2))
     listed = capsys.readouterr().out
-    assert "9 of them to run, 2 at a time" in listed
+    assert "9 queued, 2 at a time" in listed
     assert "one after another" in listed
-    assert "no earlier records to tell the time of 6 runs by: replay on glyphs" in listed
+    assert "no earlier runs to estimate the time of 6 runs: replay on glyphs" in listed
 
 
-def test_damaged_neighbours_tell_no_time(finished: tuple[Study, list[Job], Path], tmp_path: Path) -> None:
-    _, made, _ = finished
+def test_damaged_runs_are_ignored_by_the_estimate(finished: Plan, tmp_path: Path) -> None:
+    made = finished.jobs
     damages = {"half": '{"dataset": ', "strange": '{"arrivals": [1]}', "empty": ""}
     for name, content in damages.items():
         shutil.copytree(made[0].folder, tmp_path / name)
@@ -95,15 +94,13 @@ def test_damaged_neighbours_tell_no_time(finished: tuple[Study, list[Job], Path]
     for name in ("summary.json", "environment.json"):
         shutil.copytree(made[0].folder, tmp_path / name)
         (tmp_path / name / name).unlink()
-    assert Earlier([tmp_path], on_gpu=False).of(made[0].config) is None
+    assert RuntimeHistory([tmp_path], on_gpu=False).estimate(made[0].config) is None
 
 
 @pytest.mark.parametrize("name", ["arrivals.json", "records.jsonl", "progress.json"])
 @pytest.mark.parametrize("content", ["{", "[]\n", ""])
-def test_a_damaged_run_is_shown_as_far_as_it_can_be_read(
-    finished: tuple[Study, list[Job], Path], tmp_path: Path, name: str, content: str
-) -> None:
-    _, made, _ = finished
+def test_the_readable_part_of_a_damaged_run_is_shown(finished: Plan, tmp_path: Path, name: str, content: str) -> None:
+    made = finished.jobs
     shutil.copytree(made[0].folder, tmp_path / "run")
     (tmp_path / "run" / name).write_text(content)
     state = read_state(tmp_path / "run")
@@ -111,32 +108,32 @@ def test_a_damaged_run_is_shown_as_far_as_it_can_be_read(
     assert len(state.records) == (3 if name == "progress.json" else 0)
 
 
-def test_names_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Brackets are not markup, and a folder's name is whole where there is no terminal."""
+def test_names_are_printed_literally(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Brackets are not markup, and without a terminal the name of a folder is not cut."""
     study = load_study("demo").model_copy(update={"title": "Odd [/] title", "about": "[bold]plain[/bold]"})
     long = "a-very-long-name-" * 12
     made = [Job("FF [ours]", jobs_of(study, tmp_path)[0].config, tmp_path / "runs" / long)]
-    list_runs(study, made, tmp_path, LocalExecutor("cpu", 1))
+    print_plan(Plan(study, made, tmp_path), LocalExecutor("cpu", 1))
     listed = capsys.readouterr().out
     for text in ("Odd [/] title", "[bold]plain[/bold]", "FF [ours]", long):
         assert text in listed
-    with Watch(Console(force_terminal=True, width=120, height=20), made) as watch:
-        watch.look(made)
+    with StudyProgress(Console(force_terminal=True, width=120, height=20), made) as progress:
+        progress.update(made)
     assert "FF [ours]" in capsys.readouterr().out
 
 
-def test_the_table_and_the_lines_come_from_the_runs_files(
-    finished: tuple[Study, list[Job], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_progress_is_read_from_the_files_of_the_runs(
+    finished: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, made, _ = finished
+    made = finished.jobs
     job = made[0]
     copy = Job(job.label, job.config, tmp_path / "run", device="cpu")
-    plain = Watch(Console(), [copy])
+    plain = StudyProgress(Console(), [copy])
     assert read_state(copy.folder) == RunState()
     shutil.copytree(job.folder, copy.folder)
     (copy.folder / "done").unlink()
     lines = (copy.folder / "records.jsonl").read_text().splitlines(keepends=True)
-    (copy.folder / "records.jsonl").write_text("".join(lines[:2]) + lines[2][:20])  # the third is being written
+    (copy.folder / "records.jsonl").write_text("".join(lines[:2]) + lines[2][:20])  # The third record is being written.
     now = {"step": 3, "epochs": 4, "epoch": 1, "images_per_second": 1234.0, "seconds": 10.0}
     (copy.folder / "progress.json").write_text(json.dumps(now))
     state = read_state(copy.folder)
@@ -145,33 +142,33 @@ def test_the_table_and_the_lines_come_from_the_runs_files(
     assert state.seconds == pytest.approx(recorded + 10)
     assert state.total_seconds == pytest.approx(state.seconds / state.share)
 
-    plain.look([])
+    plain.update([])
     printed = capsys.readouterr().out.splitlines()
     assert [line.split(", linear")[0] for line in printed] == [
         f"{job.label}: step 1/3, 2 classes",
         f"{job.label}: step 2/3, 4 classes",
     ]
-    with Watch(Console(force_terminal=True, width=120, height=20), [copy]) as watch:
-        watch.look([copy])
+    with StudyProgress(Console(force_terminal=True, width=120, height=20), [copy]) as progress:
+        progress.update([copy])
     shown = capsys.readouterr().out
     assert "0 of 1 runs done" in shown
     assert "2/3" in shown
     assert "1,234" in shown
 
 
-@pytest.mark.parametrize(("runs", "room"), [(3, 10), (50, 10), (50, 3)])
-def test_of_many_runs_those_at_work_are_shown(runs: int, room: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("runs", "rows"), [(3, 10), (50, 10), (50, 3)])
+def test_running_jobs_are_shown_first(runs: int, rows: int, tmp_path: Path) -> None:
     config = jobs_of(load_study("demo"), tmp_path)[0].config
     made = [Job(f"run {k}", config, tmp_path / str(k)) for k in range(runs)]
-    watch = Watch(Console(quiet=True), made)
-    watch.running = {made[2], made[1]}
-    shown = watch._most_telling(room)
-    assert len(shown) == min(runs, room)
-    assert watch.running <= set(shown)
+    progress = StudyProgress(Console(quiet=True), made)
+    progress.running = {made[2], made[1]}
+    shown = progress._selection(rows)
+    assert len(shown) == min(runs, rows)
+    assert progress.running <= set(shown)
 
 
 def test_the_whole_command(colours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that cannot be made is told with its reason, the others are made, and the exit status says so."""
+    """A run that fails is reported with its reason, the others are executed, and the exit status is 1."""
     monkeypatch.chdir(tmp_path)
     study = write_small_study(tmp_path / "mine.yaml", colours, epochs=1)
     content = yaml.safe_load(study.read_text())
@@ -187,17 +184,16 @@ def test_the_whole_command(colours: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "studies/mine/study.yaml").exists()
 
 
-def test_a_damaged_run_is_named_and_the_table_of_the_others_shown(
-    finished: tuple[Study, list[Job], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_damaged_run_is_reported_and_left_out_of_the_table(
+    finished: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    study, _, out = finished
-    shutil.copytree(out, tmp_path / "out")
-    made = jobs_of(study, tmp_path / "out", device="cpu")
-    counts = made[0].folder / "counts" / "step-002.npz"
+    shutil.copytree(finished.out, tmp_path / "out")
+    plan = Plan.make(finished.study, tmp_path / "out", "cpu")
+    counts = plan.jobs[0].folder / "counts" / "step-002.npz"
     counts.write_bytes(counts.read_bytes()[:100])
-    assert not run_study(study, made, tmp_path / "out", LocalExecutor("cpu", 2))
-    told = capsys.readouterr().out
-    assert "FF.ours" in told
-    assert "6 of 6 runs done" in told
-    assert f"left out of the table: {counts} is damaged" in told
+    assert not run_study(plan, LocalExecutor("cpu", 2))
+    printed = capsys.readouterr().out
+    assert "FF.ours" in printed
+    assert "6 of 6 runs done" in printed
+    assert f"left out of the table: {counts} is damaged" in printed
     assert (tmp_path / "out" / "report" / "report.html").exists()

@@ -11,10 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import AUGMENTATION, coloured_images, small_config
+from conftest import AUGMENTATION, OnEpoch, coloured_images, small_config
 from ffcil.config.settings import Phase
+from ffcil.data.augment import Augmentation
 from ffcil.errors import InputError
-from ffcil.training.fit import Engine, FitData, Progress, Rate, derive_seed, evaluating, fit, learning_rate
+from ffcil.training.batches import ImageSource
+from ffcil.training.engine import Engine, evaluating
+from ffcil.training.fit import Optimisation, ParameterGroup, Training, fit, phase_rate
+from ffcil.training.progress import FitProgress
+from ffcil.training.seeds import derive_seed
 
 
 @pytest.mark.parametrize(
@@ -33,7 +38,7 @@ def test_learning_rates_are_torchs(phase: Phase) -> None:
     else:
         scheduler = torch.optim.lr_scheduler.MultiStepLR(optimiser, list(phase.milestones), phase.decay)
     for epoch in range(phase.epochs):
-        assert learning_rate(phase, epoch) == pytest.approx(scheduler.get_last_lr()[0])
+        assert phase_rate(phase, epoch) == pytest.approx(scheduler.get_last_lr()[0])
         optimiser.step()
         scheduler.step()
 
@@ -51,7 +56,7 @@ class World:
         self.settings = small_config(train={"batch": batch, "momentum": momentum}).train
         self.phase = Phase(epochs=epochs, learning_rate=0.01, weight_decay=1e-3)
         self.engine = Engine.create("cpu", self.settings)
-        self.data = FitData(coloured_images([images], 1), torch.arange(images), AUGMENTATION)
+        self.data = ImageSource(coloured_images([images], 1), torch.arange(images), AUGMENTATION, batch)
         torch.manual_seed(0)
         self.model = nn.Linear(3 * 16 * 16, 2)
         self.batches: list[torch.Tensor] = []
@@ -60,15 +65,21 @@ class World:
         self.batches.append(images)
         return self.model(images.flatten(1)).square().mean()
 
-    def fit(self, progress: Progress | None = None, after: Callable[[Progress], None] | None = None) -> Progress:
-        rates = [Rate(list(self.model.parameters()))]
-        return fit(self.loss, rates, self.data, self.phase, self.settings, self.engine, 5, progress, after)
+    def training(self, *groups: ParameterGroup) -> Training:
+        optimisation = Optimisation.of_phase(self.phase, self.settings.momentum)
+        parameters = groups or (ParameterGroup(list(self.model.parameters())),)
+        return Training(self.loss, parameters, self.data, optimisation, seed=5)
+
+    def fit(
+        self, progress: FitProgress | None = None, after: Callable[[FitProgress], None] | None = None
+    ) -> FitProgress:
+        return fit(self.training(), self.engine, progress, OnEpoch(after) if after else None)
 
 
 @pytest.mark.parametrize(("images", "batch"), [(50, 16), (48, 16), (3, 16), (1, 4)])
 def test_an_epoch_shows_every_image_and_no_short_batch(images: int, batch: int) -> None:
     world = World(images, batch, epochs=1)
-    world.data = FitData(world.data.images, world.data.rows, AUGMENTATION.__class__((0, 0, 0), (1, 1, 1), 0, False, 0))
+    world.data = dataclasses.replace(world.data, augmentation=Augmentation((0, 0, 0), (1, 1, 1), 0, False, 0))
     progress = world.fit()
     steps = math.ceil(images / batch)
     assert [len(b) for b in world.batches] == [batch] * steps
@@ -100,12 +111,12 @@ def test_fit_is_plain_sgd() -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
-def test_taking_up_after_any_epoch_is_exact(momentum: float) -> None:
+def test_resuming_after_any_epoch_is_exact(momentum: float) -> None:
     whole = World(momentum=momentum)
-    saved: list[tuple[Progress, dict[str, torch.Tensor]]] = []
+    saved: list[tuple[FitProgress, dict[str, torch.Tensor]]] = []
 
-    def save(progress: Progress) -> None:
-        copy = Progress(**{**vars(progress), "momentum": [m.clone() for m in progress.momentum]})
+    def save(progress: FitProgress) -> None:
+        copy = FitProgress(**{**vars(progress), "momentum": [m.clone() for m in progress.momentum]})
         saved.append((copy, {k: v.clone() for k, v in whole.model.state_dict().items()}))
 
     final = whole.fit(after=save)
@@ -166,8 +177,8 @@ def test_bfloat16_is_for_a_gpu() -> None:
         Engine.create("cpu", small_config(train={"precision": "bfloat16"}).train)
 
 
-@pytest.mark.parametrize(("device", "message"), [("tpu", "choose cpu or cuda"), ("cuda:7", "not there")])
-def test_a_device_that_is_not_there(device: str, message: str) -> None:
+@pytest.mark.parametrize(("device", "message"), [("tpu", "choose cpu or cuda"), ("cuda:7", "not available")])
+def test_a_device_that_is_not_available(device: str, message: str) -> None:
     if device != "tpu" and torch.cuda.is_available():
         pytest.skip("this machine has GPUs")
     with pytest.raises(InputError, match=message):
@@ -180,8 +191,9 @@ def test_parameters_may_have_rates_of_their_own() -> None:
     weight, bias = world.model.weight, world.model.bias
     before = [weight.detach().clone(), bias.detach().clone()]
     one_epoch = world.phase.model_copy(update={"epochs": 1, "milestones": ()})
-    settings = world.settings.model_copy(update={"momentum": 0.0, "batch": len(world.data.rows)})
-    fit(world.loss, [Rate([weight]), Rate([bias], 0.1)], world.data, one_epoch, settings, world.engine, 5)
+    world.data = dataclasses.replace(world.data, batch=len(world.data))
+    training = world.training(ParameterGroup([weight]), ParameterGroup([bias], 0.1))
+    fit(dataclasses.replace(training, optimisation=Optimisation.of_phase(one_epoch, momentum=0.0)), world.engine)
     images = world.batches[0]
     model = nn.Linear(3 * 16 * 16, 2)
     model.load_state_dict({"weight": before[0], "bias": before[1]})
@@ -203,7 +215,7 @@ def test_views_stand_one_below_the_other() -> None:
 
     still = dataclasses.replace(world.data.augmentation, padding=0, flip=False, brightness=0.0)
     data = dataclasses.replace(world.data, augmentation=still, views=2)
-    fit(loss, [Rate(list(world.model.parameters()))], data, world.phase, world.settings, world.engine, 5)
+    fit(dataclasses.replace(world.training(), loss=loss, source=data), world.engine)
     for images, targets in shown:
         assert len(targets) == 2 * world.settings.batch
         assert torch.equal(*targets.chunk(2))
@@ -214,15 +226,7 @@ def test_views_stand_one_below_the_other() -> None:
 def test_a_parameter_that_the_loss_does_not_reach() -> None:
     world, idle = World(), nn.Parameter(torch.ones(3))
     kept: list[list[torch.Tensor]] = []
-    fit(
-        world.loss,
-        [Rate([*world.model.parameters(), idle])],
-        world.data,
-        world.phase,
-        world.settings,
-        world.engine,
-        5,
-        after_epoch=lambda progress: kept.append(list(progress.momentum)),
-    )
+    training = world.training(ParameterGroup([*world.model.parameters(), idle]))
+    fit(training, world.engine, listener=OnEpoch(lambda progress: kept.append(list(progress.momentum))))
     assert torch.equal(idle, torch.ones(3))
     assert all(torch.equal(momentum[-1], torch.zeros(3)) for momentum in kept)

@@ -1,4 +1,4 @@
-"""The ViT against timm's own output; tunings that are fresh change nothing."""
+"""The ViT against timm's own output; fresh tunings change nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch._dynamo.testing import CompileCounter
 from conftest import small_stream
 from ffcil.errors import InputError
 from ffcil.methods.learner import Learner
-from ffcil.models.tuners import Adapter, LoRA, Tuning, adapters
+from ffcil.models.tuners import Adapter, Adapters, LoRA, Tuning
 from ffcil.models.vit import ViT, build_vit
 
 TINY = "vit_tiny_patch16_224"
@@ -36,7 +36,7 @@ def tiny() -> ViT:
     return build_vit(TINY, None)
 
 
-def test_untuned_it_is_timms(tiny: ViT) -> None:
+def test_the_untuned_output_equals_that_of_timm(tiny: ViT) -> None:
     x = images(64)
     with torch.no_grad():
         assert torch.equal(tiny(x), tiny.net.forward_head(tiny.net.forward_features(x), pre_logits=True))
@@ -54,9 +54,9 @@ def test_families(name: str) -> None:
     assert plain.shape == (2, vit.feature_dim)
 
 
-def test_nothing_of_it_is_trained(tiny: ViT) -> None:
+def test_only_adapters_are_trained(tiny: ViT) -> None:
     assert not any(parameter.requires_grad for parameter in tiny.parameters())
-    tunings = [Tuning(adapter) for adapter in adapters(tiny.depth, tiny.width, 4)]
+    tunings = Adapters(tiny.depth, tiny.width, 4).tunings()
     tiny(images(64), tunings).square().sum().backward()
     for tuning in tunings:
         assert tuning.adapter is not None
@@ -75,8 +75,8 @@ def test_an_adapter_by_hand() -> None:
             torch.testing.assert_close(adapter(x)[b, n], expected)
 
 
-def test_an_adapter_stands_beside_the_mlp(tiny: ViT) -> None:
-    """h + MLP(LN(h)) + adapter(h), where h has the attention in it and no norm."""
+def test_an_adapter_is_parallel_to_the_mlp(tiny: ViT) -> None:
+    """h + MLP(LN(h)) + adapter(h), where h is the output of the attention, before the norm."""
     adapter = Adapter(tiny.width, 4).eval()
     torch.nn.init.normal_(adapter.up.weight)
     tokens = torch.randn(1, 5, tiny.width)
@@ -88,7 +88,7 @@ def test_an_adapter_stands_beside_the_mlp(tiny: ViT) -> None:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_folded_lora_is_unfolded_lora(tiny: ViT, weighted: bool) -> None:
+def test_folded_lora_equals_unfolded_lora(tiny: ViT, weighted: bool) -> None:
     lora = LoRA(tiny.width, 4, weighted)
     torch.nn.init.normal_(lora.up, std=0.1)
     tokens = torch.randn(2, 5, tiny.width)
@@ -109,9 +109,9 @@ def test_lora_starts_with_orthonormal_columns() -> None:
     assert lora.up.eq(0).all()
 
 
-def test_the_parts_make_the_whole(tiny: ViT) -> None:
+def test_the_parts_equal_the_whole(tiny: ViT) -> None:
     x = images(64)
-    tunings = [Tuning(adapter) for adapter in adapters(tiny.depth, tiny.width, 4).eval()]
+    tunings = Adapters(tiny.depth, tiny.width, 4).eval().tunings()
     with torch.no_grad():
         trunk = tiny.through(tiny.embed(x), tunings[:5], 0, 5)
         assert torch.equal(tiny.read(tiny.through(trunk, tunings[5:], 5)), tiny(x, tunings))
@@ -119,7 +119,7 @@ def test_the_parts_make_the_whole(tiny: ViT) -> None:
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.float16])
 def test_weights_from_a_file(tmp_path: Path, precision: torch.dtype) -> None:
-    """Also with a classifier in it, in half precision, and made for another image size."""
+    """Also with a classifier in the file, in half precision, and for another image size."""
     theirs = timm.create_model(TINY, num_classes=10)
     save_file({k: v.to(precision) for k, v in theirs.state_dict().items()}, tmp_path / "w.safetensors")
     vit = build_vit(TINY, str(tmp_path / "w.safetensors"))
@@ -182,7 +182,7 @@ def test_weights_as_google_published_them(tmp_path: Path) -> None:
         build_vit(TINY, str(tmp_path / "bad.npz"))
 
 
-def test_weights_that_do_not_fit_say_which_keys(tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_name_the_keys(tmp_path: Path) -> None:
     state = timm.create_model("vit_small_patch16_224", num_classes=0).state_dict()
     save_file(state, tmp_path / "small.safetensors")
     with pytest.raises(InputError, match=r"do not fit 'vit_tiny.*cls_token has shape \[1, 1, 384\], not \[1, 1, 192\]"):
@@ -209,20 +209,20 @@ def test_names() -> None:
 
 
 def test_sets_of_adapters_share_their_compiled_code() -> None:
-    """Another set, or another step, must not cost another compilation."""
+    """A further set of adapters, as in a further step, does not compile the network again."""
     counter = CompileCounter()
     vit = build_vit("test_vit", None)
     vit.compile(dynamic=False, backend=counter)
     compiled = []
     for _ in range(3):
-        tunings = [Tuning(adapter) for adapter in adapters(vit.depth, vit.width, 4)]
+        tunings = Adapters(vit.depth, vit.width, 4).tunings()
         vit(images(32), tunings).sum().backward()
         compiled.append(counter.frame_count)
     torch.compiler.reset()
     assert compiled == [1, 1, 1]
 
 
-def test_a_learners_state_leaves_the_frozen_network_out(make_learner: Callable[..., Learner]) -> None:
+def test_the_state_of_a_learner_excludes_the_frozen_network(make_learner: Callable[..., Learner]) -> None:
     learner = make_learner(method="simplecil")
     (increment,) = small_stream([2])
     learner.learn(increment)
@@ -235,5 +235,30 @@ def test_a_learners_state_leaves_the_frozen_network_out(make_learner: Callable[.
     images = torch.rand(3, 3, 16, 16)
     with torch.no_grad():
         assert torch.equal(same.logits(images)["prototype"], learner.logits(images)["prototype"])
-    with pytest.raises(InputError, match="begun on other weights of 'glyph_vit'"):
+    with pytest.raises(InputError, match="saved with other weights of 'glyph_vit'"):
         other.restore(state)
+
+
+@pytest.mark.parametrize("method", ["simplecil", "fecam", "ease", "mos", "tuna"])
+def test_a_state_of_an_earlier_version_is_restored(make_learner: Callable[..., Learner], method: str) -> None:
+    """Earlier versions kept adapters and prototypes in the learner itself and had three stores of class statistics."""
+    former = {"steps.newest.": "adapters.", "steps.kept.": "kept.", "prototypes.means": "prototypes"}
+    former |= {"statistics.spreads": "statistics.deviations", "gaussians.spreads": "gaussians.factors"}
+    former |= {"metrics.spreads": "metrics.metrics", "metrics.varied": "metrics.spread"}
+
+    def former_key(key: str) -> str:
+        return next((old + key.removeprefix(new) for new, old in former.items() if key.startswith(new)), key)
+
+    learner, restored = make_learner(method=method), make_learner(method=method)
+    increments = list(small_stream([2, 2]))
+    for increment in increments:
+        learner.learn(increment)
+        restored.begin(increment)
+    state = learner.state()
+    old = {former_key(key): value for key, value in state["modules"].items()}
+    assert len(old) == len(state["modules"])
+    assert old.keys() != state["modules"].keys()
+    restored.restore({**state, "modules": old})
+    assert restored.state_dict().keys() == learner.state_dict().keys()
+    for key, value in restored.state_dict().items():
+        assert torch.equal(value, learner.state_dict()[key]), key

@@ -1,46 +1,116 @@
-"""Every number of a run, as a pure function of its count table (step x true class x predicted class).
+"""Metrics of a run, computed from its confusion counts after every step.
 
-Classes are positions in the class order, so the classes of step j are the contiguous range that `CountTable.groups`
-gives. Nothing here assumes that steps are equally large: each is looked up by its own size. Accuracies are in percent.
+Classes are positions in the class order, so the classes of step j are the contiguous range `CountTable.groups[j]`.
+Steps may differ in size. Accuracies are percentages. Counts are sparse: their size depends on the number of test
+images, not on the square of the number of classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ffcil.errors import InputError
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Confusion:
+    """Sparse confusion counts of one classifier after one step, ordered by true class, then by predicted class."""
+
+    classes: int
+    """Number of classes seen."""
+    rows: Integers
+    """True class of each non-zero cell, [cells]."""
+    columns: Integers
+    """Predicted class of each non-zero cell, [cells]."""
+    values: Integers
+    """Number of test images in each non-zero cell, [cells]."""
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "columns", "values"):
+            object.__setattr__(self, name, _as_integers(getattr(self, name)))
+        if not self.rows.shape == self.columns.shape == self.values.shape == (len(self.rows),):
+            raise InputError("Sparse counts need as many rows as columns and values.")
+        for places in (self.rows, self.columns):
+            if len(places) and not 0 <= places.min() <= places.max() < self.classes:
+                raise InputError(f"Sparse counts of {self.classes} classes name a class outside of them.")
+        if len(self.values) and self.values.min() < 0:
+            raise InputError(f"The counts hold {self.values.min()}; a count cannot be negative.")
+
+    @classmethod
+    def count(cls, true: ArrayLike, predicted: ArrayLike, classes: int) -> Confusion:
+        """Counts of the (true, predicted) labels of the test images."""
+        cells = np.asarray(true, dtype=np.int64) * classes + np.asarray(predicted, dtype=np.int64)
+        places, values = np.unique(cells, return_counts=True)
+        return cls(classes, *np.divmod(places, classes), values)
+
+    @classmethod
+    def from_dense(cls, table: ArrayLike) -> Confusion:
+        """The sparse form of a square table: row = true class, column = predicted class."""
+        array = _as_integers(table)
+        if array.ndim != 2 or array.shape[0] != array.shape[1]:
+            raise InputError(f"The counts have shape {array.shape}; they must be square.")
+        rows, columns = np.nonzero(array)
+        return cls(len(array), rows, columns, array[rows, columns])
+
+    def dense(self) -> Integers:
+        """The square table [classes, classes]; for few classes."""
+        table = np.zeros((self.classes, self.classes), dtype=np.int64)
+        table[self.rows, self.columns] = self.values
+        return table
+
+    @cached_property
+    def totals(self) -> Integers:
+        """Number of test images of each class, [classes]."""
+        return self._sum_by_row(np.ones(len(self.rows), dtype=bool))
+
+    @cached_property
+    def diagonal(self) -> Integers:
+        """Number of correctly classified test images of each class, [classes]."""
+        return self._sum_by_row(self.rows == self.columns)
+
+    def accuracy(self, classes: slice = slice(None)) -> float | None:
+        """Accuracy over the test images of a range of classes; None if there are none."""
+        total = int(self.totals[classes].sum())
+        return 100.0 * int(self.diagonal[classes].sum()) / total if total else None
+
+    def _sum_by_row(self, chosen: NDArray[np.bool_]) -> Integers:
+        sums = np.zeros(self.classes, dtype=np.int64)
+        np.add.at(sums, self.rows[chosen], self.values[chosen])
+        return sums
 
 
 @dataclass(frozen=True, eq=False)
 class CountTable:
-    """How often each true class was predicted as each class, after each step that is finished."""
+    """Confusion counts of one classifier after each finished step."""
 
     sizes: tuple[int, ...]
-    """Increment sizes of the steps that are counted, in order of arrival."""
-    counts: tuple[NDArray[np.int64], ...]
-    """After step t a square [seen_t, seen_t]: row = true class, column = predicted class."""
+    """Number of new classes of each finished step, in order of arrival."""
+    counts: tuple[Confusion, ...]
+    """Counts after each step. Dense tables are accepted, too, and converted."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", tuple(int(size) for size in self.sizes))
-        object.__setattr__(self, "counts", tuple(_as_counts(c, t) for t, c in enumerate(self.counts, start=1)))
+        object.__setattr__(self, "counts", tuple(_as_confusion(c, t) for t, c in enumerate(self.counts, start=1)))
         if not self.sizes:
             raise InputError("A count table needs at least one step; give the sizes of the finished steps.")
         if min(self.sizes) < 1:
             raise InputError(f"A step of {min(self.sizes)} classes cannot be counted; every size must be at least 1.")
         if len(self.counts) != len(self.sizes):
-            raise InputError(f"{len(self.sizes)} steps but {len(self.counts)} tables of counts; give one table a step.")
+            raise InputError(
+                f"{len(self.sizes)} steps but {len(self.counts)} tables of counts; give one table per step."
+            )
         for t, (seen, table) in enumerate(zip(self.seen, self.counts, strict=True), start=1):
-            if table.shape != (seen, seen):
-                raise InputError(
-                    f"The counts of step {t} have shape {table.shape}; {seen} classes need {(seen, seen)}."
-                )
+            if table.classes != seen:
+                raise InputError(f"The counts of step {t} are of {table.classes} classes; {seen} classes were seen.")
 
     @property
     def seen(self) -> tuple[int, ...]:
@@ -49,32 +119,32 @@ class CountTable:
 
     @property
     def groups(self) -> tuple[slice, ...]:
-        """The range of classes that arrived at each step."""
+        """Range of the classes that arrived at each step."""
         return tuple(slice(end - size, end) for end, size in zip(self.seen, self.sizes, strict=True))
 
 
 def curve(table: CountTable) -> list[float]:
-    """A_t for every step: accuracy over the test images of all classes seen so far, each image weighing the same.
+    """A_t of every step: accuracy over the test images of all classes seen so far; every image has the same weight.
 
-    NaN only where none of the classes seen so far has a test image.
+    NaN if none of the classes seen so far has a test image.
     """
-    return [_accuracy(counts, slice(None)) for counts in table.counts]
+    return [_accuracy(counts) for counts in table.counts]
 
 
 def average_accuracy(table: CountTable) -> float:
-    """The mean of A_t over the steps, each step weighing the same. Steps without any test image are left out."""
+    """Mean of A_t over the steps; every step has the same weight. Steps without test images are ignored."""
     return _mean(curve(table))
 
 
 def last_accuracy(table: CountTable) -> float:
-    """A_T: the accuracy over all classes after the last step."""
-    return _accuracy(table.counts[-1], slice(None))
+    """A_T: accuracy over all classes after the last step."""
+    return _accuracy(table.counts[-1])
 
 
 def step_accuracy(table: CountTable) -> Floats:
-    """[T, T]: row t, column j is the accuracy after step t on the classes that arrived at step j.
+    """Accuracy after step t on the classes that arrived at step j, [T, T].
 
-    NaN for j > t, and where none of those classes has a test image.
+    NaN for j > t, and if none of those classes has a test image.
     """
     steps = len(table.sizes)
     result = np.full((steps, steps), np.nan)
@@ -85,44 +155,42 @@ def step_accuracy(table: CountTable) -> Floats:
 
 
 def class_accuracy(table: CountTable) -> Floats:
-    """[T, C]: accuracy on each class after each step. NaN where a class is not yet seen or has no test images."""
+    """Accuracy on each class after each step, [T, C]. NaN for a class that is not seen yet or has no test images."""
     result = np.full((len(table.sizes), table.seen[-1]), np.nan)
     for t, counts in enumerate(table.counts):
-        totals = counts.sum(axis=1)
-        tested = np.flatnonzero(totals)
-        result[t, tested] = 100.0 * counts.diagonal()[tested] / totals[tested]
+        tested = np.flatnonzero(counts.totals)
+        result[t, tested] = 100.0 * counts.diagonal[tested] / counts.totals[tested]
     return result
 
 
 def old_new_accuracy(table: CountTable, t: int) -> tuple[float | None, float | None]:
-    """After step t (counted from 1): accuracy on the classes of earlier steps, and on the classes of step t.
+    """Accuracy after step t (counted from 1) on the classes of earlier steps, and on the classes of step t.
 
-    None where there is nothing to measure: no earlier class (step 1), or no test image.
+    None if there is no such class (step 1 has no earlier ones), or no test image.
     """
     if not 1 <= t <= len(table.sizes):
         raise InputError(f"There is no step {t}; the table counts steps 1 to {len(table.sizes)}.")
     group = table.groups[t - 1]
     counts = table.counts[t - 1]
-    return _number(_accuracy(counts, slice(0, group.start))), _number(_accuracy(counts, group))
+    return counts.accuracy(slice(0, group.start)), counts.accuracy(group)
 
 
 def per_step_forgetting(table: CountTable) -> Floats:
-    """[T-1]: for the classes of each step before the last, their best accuracy so far minus their accuracy now.
+    """Best accuracy so far minus final accuracy on the classes of each step before the last, [T-1].
 
-    The best includes the last step, so that classes which got better are forgotten by 0, not by less. NaN for a step
-    whose classes have no test image.
+    The best includes the last step, so forgetting is never negative. NaN for a step whose classes have no test image.
     """
     accuracy = step_accuracy(table)
     return np.array([accuracy[j:, j].max() - accuracy[-1, j] for j in range(len(table.sizes) - 1)], dtype=np.float64)
 
 
 def forgetting(table: CountTable) -> float | None:
-    """The mean of `per_step_forgetting`, each step weighing the same; None where there is nothing to forget."""
+    """Mean of `per_step_forgetting`; every step has the same weight. None if there is nothing to forget."""
     return _number(_mean(per_step_forgetting(table)))
 
 
 def summarise(table: CountTable) -> dict[str, Any]:
-    """What a summary keeps of a table, ready for JSON: average, last, forgetting, and the curve."""
+    """Average accuracy, last accuracy, forgetting and accuracy curve, as JSON values."""
     return {
         "average": _number(average_accuracy(table)),
         "last": _number(last_accuracy(table)),
@@ -131,18 +199,25 @@ def summarise(table: CountTable) -> dict[str, Any]:
     }
 
 
-def _as_counts(values: Any, t: int) -> NDArray[np.int64]:
+def _as_integers(values: Any) -> Integers:
     array = np.asarray(values)
-    if not np.issubdtype(array.dtype, np.integer):
-        raise InputError(f"The counts of step {t} are {array.dtype}; they must be whole numbers.")
-    if array.size and array.min() < 0:
-        raise InputError(f"The counts of step {t} hold {array.min()}; a count cannot be negative.")
+    if array.size and not np.issubdtype(array.dtype, np.integer):
+        raise InputError(f"The counts are {array.dtype}; they must be whole numbers.")
     return array.astype(np.int64, copy=False)
 
 
-def _accuracy(counts: NDArray[np.int64], classes: slice) -> float:
-    total = int(counts[classes].sum())
-    return 100.0 * int(counts.diagonal()[classes].sum()) / total if total else float("nan")
+def _as_confusion(counts: Any, t: int) -> Confusion:
+    if isinstance(counts, Confusion):
+        return counts
+    try:
+        return Confusion.from_dense(counts)
+    except InputError as error:
+        raise InputError(f"Step {t}: {error}") from None
+
+
+def _accuracy(counts: Confusion, classes: slice = slice(None)) -> float:
+    value = counts.accuracy(classes)
+    return float("nan") if value is None else value
 
 
 def _mean(values: Sequence[float] | Floats) -> float:
@@ -153,8 +228,3 @@ def _mean(values: Sequence[float] | Floats) -> float:
 
 def _number(value: float) -> float | None:
     return None if np.isnan(value) else value
-
-
-def group_accuracy(counts: NDArray[np.int64], classes: slice) -> float | None:
-    """Accuracy over the test images of some classes in one table of counts; None where there is no such image."""
-    return _number(_accuracy(counts, classes))

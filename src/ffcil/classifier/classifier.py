@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import time
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -29,16 +28,17 @@ from ffcil.data.ragged import Images, RaggedImages
 from ffcil.data.sources import list_own
 from ffcil.data.torch_datasets import image_set_of, store_frames
 from ffcil.errors import InputError
-from ffcil.methods import METHODS, find_method
-from ffcil.methods.learner import Learner, build_learner, complete, unheard
-from ffcil.methods.parts.exemplars import ExemplarMemory
-from ffcil.metrics import group_accuracy
+from ffcil.methods import METHODS, build_learner, complete, find_method
+from ffcil.methods.learner import Learner
+from ffcil.methods.parts.exemplars import exemplars_per_class
+from ffcil.metrics import Confusion
 from ffcil.runs.checkpoint import copied, load_state, save_state
-from ffcil.runs.progress import Listener
-from ffcil.runs.run import augmentation_of, count
+from ffcil.runs.run import augmentation_of
+from ffcil.runs.step import learn_step
 from ffcil.runs.stopping import Stop
 from ffcil.stream import Increment
-from ffcil.training.fit import Engine, Progress, evaluating
+from ffcil.training.engine import Engine, evaluating
+from ffcil.training.progress import FitProgress, Listener
 
 Labelled = str | Path | ImageSet | Dataset[Any]
 """a folder of class folders, a Parquet or CSV file, an `ImageSet`, or any map-style data set of (image, label)"""
@@ -126,33 +126,26 @@ class Classifier:
         if stop is None:
             with Stop() as own:
                 notes = self.learn(images, folder, listener, own)
-                own.raise_if_told()
+                own.raise_if_requested()
             return notes
         new, listener = self.read(images), listener or Listener()
         increment, step = self._increment(new), _step(new)
         request = f"{self.config.identity()} {self._identity} {step.digest}"
         file = _ProgressFile(Path(folder) / LEARNING, request) if folder else None
-        epochs = self.learner.phase(increment).epochs if self.learner.trains(increment) else 0
-        listener.step_started(increment.step, new.classes, increment.seen_now, epochs)
         before = copied(self.learner.state())
 
-        def after_epoch(now: Progress) -> None:
-            listener.epoch_done(now.epoch, now.loss, now.images / now.seconds)
-            told = stop.told()
-            if file and (told or file.age >= self.config.checkpoint_seconds):
-                file.write(self.learner, now)
-            stop.raise_if_told()
+        def save(progress: FitProgress) -> None:
+            assert file is not None
+            file.write(self.learner, progress)
 
         try:
-            self.learner.looked_at = listener.looked_at
-            progress = file.take_up(self.learner, increment) if file else None
-            notes = self.learner.learn(increment, progress, after_epoch)
+            resume = file.restore(self.learner, increment) if file else None
+            interval = self.config.checkpoint_seconds
+            notes = learn_step(self.learner, increment, listener, stop, save if file else None, interval, resume)
             kept = self._keep(increment.train)
         except BaseException:
             self._restore(before)
             raise
-        finally:
-            self.learner.looked_at = unheard
         self._kept, self._identity = kept, uuid.uuid4().hex
         self.steps.append(step)
         return {**notes, "new_images": len(new)}
@@ -208,7 +201,7 @@ class Classifier:
             )
         classes = len(known) + new.classes
         if find_method(self.config.method).uses_memory:
-            ExemplarMemory(self.config.memory.budget, self.config.memory.per_class).quota(classes)
+            exemplars_per_class(self.config.memory, classes)
         behind = replace(new, labels=new.labels.cpu() + len(known), class_names=known + new.class_names)
         train = self._kept.followed_by(behind).to(self.engine.device)
         rows = torch.arange(len(self._kept), len(train), device=train.labels.device)
@@ -253,15 +246,14 @@ class Classifier:
         if not len(labelled):
             raise InputError("There are no images to test on: add some.")
         true = torch.tensor([position[name] for name in labelled.class_names])[labelled.labels.cpu()]
-        table = count(true, self._scores(labelled.images).argmax(dim=1), len(names))
+        table = Confusion.count(true.numpy(), self._scores(labelled.images).argmax(dim=1).numpy(), len(names))
         ends = itertools.accumulate(len(step.names) for step in self.steps)
-        by_class = {name: group_accuracy(table, slice(k, k + 1)) for name, k in position.items()}
+        by_class = {name: table.accuracy(slice(k, k + 1)) for name, k in position.items()}
         return {
             "images": len(labelled),
-            "accuracy": group_accuracy(table, slice(None)),
+            "accuracy": table.accuracy(),
             "by_step": [
-                group_accuracy(table, slice(end - len(step.names), end))
-                for end, step in zip(ends, self.steps, strict=True)
+                table.accuracy(slice(end - len(step.names), end)) for end, step in zip(ends, self.steps, strict=True)
             ],
             "by_class": {name: accuracy for name, accuracy in by_class.items() if accuracy is not None},
         }
@@ -269,11 +261,10 @@ class Classifier:
     def _scores(self, store: Images) -> Tensor:
         """Of the untouched images of a store, by the method's first classifier, [N, classes] on the CPU."""
         learner, device = self.learner, self.engine.device
-        scored = learner.classifiers[0]
         images = place(store, device) if isinstance(store, Tensor) else store.to(device)
         with self.engine.settled(), evaluating(learner):
             rows = torch.arange(len(store))
-            batches = [scores[scored].cpu() for scores in learner.over(images, rows, learner.logits)]
+            batches = [scores[learner.scored].cpu() for scores in learner.over(images, rows, learner.logits)]
         return torch.cat([torch.empty(0, len(self.class_names)), *batches])
 
     # --- keeping --------------------------------------------------------------------------------------------------
@@ -362,14 +353,8 @@ class _ProgressFile:
 
     def __init__(self, path: Path, request: str) -> None:
         self.path, self.request = path, request
-        self.written = time.monotonic()
 
-    @property
-    def age(self) -> float:
-        """Seconds since it was written, or since the learning began."""
-        return time.monotonic() - self.written
-
-    def take_up(self, learner: Learner, increment: Increment) -> Progress | None:
+    def restore(self, learner: Learner, increment: Increment) -> FitProgress | None:
         """Bring the learner to where the file says that it was; None where there is nothing to take up."""
         if not self.path.is_file():
             return None
@@ -378,9 +363,8 @@ class _ProgressFile:
             return None
         learner.begin(increment)
         learner.restore(state["learner"])
-        return Progress(**state["progress"])
+        return FitProgress(**state["progress"])
 
-    def write(self, learner: Learner, progress: Progress) -> None:
+    def write(self, learner: Learner, progress: FitProgress) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         save_state(self.path, {"request": self.request, "progress": vars(progress), "learner": learner.state()})
-        self.written = time.monotonic()

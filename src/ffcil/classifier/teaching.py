@@ -10,11 +10,11 @@ from ffcil.classifier.classifier import LEARNING, MODEL, Classifier, Labelled
 from ffcil.config.settings import RunConfig
 from ffcil.data.sources import list_own
 from ffcil.errors import InputError
-from ffcil.methods.learner import complete
+from ffcil.methods import complete
 from ffcil.runs.folder import locked
-from ffcil.runs.progress import Listener
-from ffcil.runs.run import exhaustion_told
+from ffcil.runs.run import exhaustion_explained
 from ffcil.runs.stopping import Stop
+from ffcil.training.progress import Listener
 
 Notes = dict[str, Any]
 
@@ -38,7 +38,7 @@ def teach(
         changes = config.model_dump(mode="json")  # of use where somebody else has made it meanwhile
     _check(folder, images, config)
     folder.mkdir(parents=True, exist_ok=True)
-    with exhaustion_told(folder), locked(folder, "wait for it"), Stop() as stop:
+    with exhaustion_explained(folder), locked(folder, "wait for it"), Stop() as stop:
         if config is None or (folder / MODEL).is_file():
             classifier = Classifier.load(folder, device, changes)
         else:
@@ -51,7 +51,7 @@ def teach(
                 continue
             notes.append(classifier.learn(new, folder, listener, stop))
             classifier.save(folder)
-            stop.raise_if_told()
+            stop.raise_if_requested()
     return classifier, notes
 
 

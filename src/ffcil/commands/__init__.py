@@ -1,1 +1,1 @@
-"""The commands, a file each; `ffcil.cli` attaches them."""
+"""The commands, one module per group; `ffcil.cli` registers them."""

@@ -1,104 +1,111 @@
-"""`ffcil learn`, `ffcil predict`, `ffcil test`: a classifier of one's own images, in a folder."""
+"""`ffcil learn`, `ffcil predict` and `ffcil test`: a classifier of your own images."""
 
 from __future__ import annotations
 
 import csv
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ffcil.commands.options import AsJson, Device, Imports, import_methods, print_json, print_table, stoppable
 from ffcil.errors import InputError
 
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="The classifier's folder.")]
+if TYPE_CHECKING:
+    from ffcil.classifier.classifier import Classifier
+
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the classifier.")]
 Changes = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="For this call: weights, evaluate_batch, ... of the classifier."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a field for this call, for example evaluate_batch=64."),
 ]
 WORST = 5
-"""classes that `ffcil test` names"""
+"""Number of classes with the lowest accuracy that `ffcil test` names."""
 
 
 def learn(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The classifier's folder; made where there is none.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="Folder of the classifier; created if it does not exist.")
+    ],
     images: Annotated[
         list[Path],
         typer.Argument(
             metavar="IMAGES...",
-            help="New classes: a folder that holds one folder a class, or a .parquet or .csv file. Several are learned "
-            "one after another.",
+            help="New classes: a folder with one folder per class, or a .parquet or .csv file. Several of them are "
+            "learned one after another.",
         ),
     ],
     recipe: Annotated[
-        str | None, typer.Option(help="Of a new classifier: a recipe's name or a YAML file (default: own-images).")
+        str | None, typer.Option(help="Recipe of a new classifier: a name or a YAML file (default: own-images).")
     ] = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Change a field of the recipe, for example method=moal; later only weights, memory, train, "
-            "evaluate_batch and checkpoint_seconds can change. `ffcil fields` lists them.",
+            help="Set a field of the recipe, for example method=moal; later calls can only set weights, memory, train, "
+            "evaluate_batch and checkpoint_seconds. `ffcil fields` lists all fields.",
         ),
     ] = None,
     device: Device = None,
     imports: Imports = None,
     as_json: AsJson = False,
 ) -> None:
-    """Teach a classifier new classes, as many as there are; broken off and started again, it goes on."""
+    """Teach a classifier any number of new classes. The same command resumes an interrupted one."""
     from rich.console import Console
 
     from ffcil.classifier.classifier import MODEL
     from ffcil.classifier.teaching import teach
     from ffcil.config.resolve import parse_assignments, resolve
-    from ffcil.runs.progress import Shown
+    from ffcil.runs.progress import ConsoleProgress
 
     import_methods(imports)
     changes = parse_assignments(assignments or [])
     new = recipe is not None or not (model / MODEL).is_file()
     config = resolve(recipe or "own-images", changes) if new else None
-    shown = Shown(Console(stderr=True))
-    with stoppable(), shown.bars:
-        taught, notes = teach(model, images, config, changes, device, shown)
-    done = [(place, note) for place, note in zip(images, notes, strict=True) if note is not None]
-    steps = taught.steps[len(taught.steps) - len(done) :]
+    progress = ConsoleProgress(Console(stderr=True))
+    with stoppable(), progress.bars:
+        classifier, notes = teach(model, images, config, changes, device, progress)
+    steps = iter(classifier.steps[len(classifier.steps) - sum(note is not None for note in notes) :])
     if as_json:
-        print_json([{"classes": list(step.names), **note} for step, (_, note) in zip(steps, done, strict=True)])
+        print_json([{"classes": list(next(steps).names), **note} for note in notes if note is not None])
         return
     for place, note in zip(images, notes, strict=True):
         if note is None:
             print(f"{place} was learned before")
-    for step, (place, note) in zip(steps, done, strict=True):
-        seconds = sum(note["seconds"].values())
-        print(f"{place}: learned {', '.join(step.names)} from {note['new_images']:,} images in {seconds:.1f} s")
-    print(f"{model} knows {len(taught.class_names)} class(es) from {len(taught.steps)} step(s)")
+        else:
+            names, seconds = ", ".join(next(steps).names), sum(note["seconds"].values())
+            print(f"{place}: learned {names} from {note['new_images']:,} images in {seconds:.1f} s")
+    print(f"{model} knows {len(classifier.class_names)} class(es) from {len(classifier.steps)} step(s)")
 
 
 def predict(
     model: Model,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Image files, or folders of them.")],
-    top: Annotated[int, typer.Option(help="Classes of each image, likeliest first.", min=1)] = 1,
-    out: Annotated[Path | None, typer.Option("--out", help="Write a CSV file: image, rank, class, score.")] = None,
+    top: Annotated[int, typer.Option(help="Number of classes per image, most likely first.", min=1)] = 1,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write a CSV file with the columns image, rank, class and score.")
+    ] = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Pass over images that cannot be read; they are named.")
+        bool, typer.Option("--skip-bad", help="Skip images that cannot be read, and print their names.")
     ] = False,
     assignments: Changes = None,
     device: Device = None,
     imports: Imports = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say which class each image is of, among all that were learned."""
+    """Predict the class of each image among all learned classes."""
     from ffcil.data.layouts import image_files
     from ffcil.data.own_images import readable
-    from ffcil.runs.run import exhaustion_told
 
     files = image_files(images)
-    if out and not out.absolute().parent.is_dir():  # before all the work, not after it
-        raise InputError(f"There is no folder {out.absolute().parent} for {out.name}: make it, or name another.")
-    with stoppable(then=""), exhaustion_told(model):
-        guesses = _loaded(model, assignments, device, imports).predict(files, top, skip_bad)
+    if out and not out.absolute().parent.is_dir():  # Checked before the work, not after it.
+        raise InputError(f"There is no folder {out.absolute().parent} for {out.name}: create it, or choose another.")
+    with _loaded(model, assignments, device, imports) as classifier:
+        guesses = classifier.predict(files, top, skip_bad)
     rows = [
         {"image": readable(path), "rank": rank, "class": guess.name, "score": guess.score}
         for path, of_image in zip(files, guesses, strict=True)
@@ -111,7 +118,7 @@ def predict(
             writer.writerows(rows)
     for path, of_image in zip(files, guesses, strict=True):
         if not of_image:
-            print(f"ffcil: {readable(path)} cannot be read and is passed over.", file=sys.stderr)
+            print(f"ffcil: {readable(path)} cannot be read and is skipped.", file=sys.stderr)
     if as_json:
         print_json(rows)
     elif out is None:
@@ -121,19 +128,18 @@ def predict(
 
 def measure(
     model: Model,
-    images: Annotated[Path, typer.Argument(metavar="IMAGES", help="Labelled images of known classes, as for `learn`.")],
+    images: Annotated[
+        Path, typer.Argument(metavar="IMAGES", help="Labelled images of learned classes, in a form that `learn` reads.")
+    ],
     assignments: Changes = None,
     device: Device = None,
     imports: Imports = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a classifier on labelled images: in all, and by the step in which a class came."""
+    """Measure the accuracy of a classifier on labelled images: overall, and by the step that introduced a class."""
     from rich.table import Table
 
-    from ffcil.runs.run import exhaustion_told
-
-    with stoppable(then=""), exhaustion_told(model):
-        classifier = _loaded(model, assignments, device, imports)
+    with _loaded(model, assignments, device, imports) as classifier:
         tested = classifier.test(images)
     if as_json:
         print_json(tested)
@@ -146,9 +152,15 @@ def measure(
     print("lowest: " + ", ".join(f"{name} {accuracy:.1f}" for name, accuracy in worst))
 
 
-def _loaded(model: Path, assignments: list[str] | None, device: str | None, imports: list[str] | None) -> Any:
+@contextmanager
+def _loaded(
+    model: Path, assignments: list[str] | None, device: str | None, imports: list[str] | None
+) -> Iterator[Classifier]:
+    """A classifier for as long as it is used: an interrupt, or a lack of memory, ends the command with a sentence."""
     from ffcil.classifier.classifier import Classifier
     from ffcil.config.resolve import parse_assignments
+    from ffcil.runs.run import exhaustion_explained
 
-    import_methods(imports)
-    return Classifier.load(model, device, parse_assignments(assignments or []))
+    with stoppable(remedy=""), exhaustion_explained(model):
+        import_methods(imports)
+        yield Classifier.load(model, device, parse_assignments(assignments or []))

@@ -1,4 +1,4 @@
-"""`ffcil study`: many runs from one line."""
+"""`ffcil study` and `ffcil demo`: many runs from one command."""
 
 from __future__ import annotations
 
@@ -8,99 +8,102 @@ from typing import Annotated
 
 import typer
 
-from ffcil.commands.options import Assignments, Device, Imports, Logs, listed, stoppable
-from ffcil.errors import InputError, unknown
-
-EXECUTORS = ("local", "ray", "slurm")
+from ffcil.commands.options import Assignments, Device, Imports, Logs, import_methods, listed, stoppable
+from ffcil.errors import InputError
 
 
 def study(
     recipe: Annotated[
         str,
-        typer.Argument(
-            help="table-main, table-ablation, figure-alpha, figure-order, figure-overhead, or a YAML file of your own."
-        ),
+        typer.Argument(help="A YAML file, table-main, table-ablation, figure-alpha, figure-order or figure-overhead."),
     ],
     dataset: Annotated[
         list[str] | None,
         typer.Option(
-            help="Recipe(s) of runs, such as cifar100 or glyphs: the part of the study that has it, "
-            "or in place of the study's where none has."
+            help="Recipes of runs, such as cifar100,glyphs: only the parts of the study that use them; "
+            "a recipe that no part uses replaces all others."
         ),
     ] = None,
-    methods: Annotated[list[str] | None, typer.Option(help="Only these, or others: icarl,der.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="5 (0 to 4), 2-4, or 0,3 (default: the study's).")] = None,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(help="Run only these methods, for example icarl,der; a method that the study lacks is added."),
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="5 (0 to 4), 2-4, or 0,3 (default: the study's seeds).")] = None,
     assignments: Assignments = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder of the study (default: studies/NAME).")] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option("--data", metavar="[RECIPE=]PATH", help="Files of the data set, of one recipe or of all."),
+        typer.Option("--data", metavar="[RECIPE=]PATH", help="Files of the data set of one recipe, or of all."),
     ] = None,
     device: Device = None,
-    executor: Annotated[str, typer.Option(help="local (processes here), ray or slurm.")] = "local",
-    jobs: Annotated[str, typer.Option(help="Runs at a time; auto: as the executor sees fit.")] = "auto",
+    executor: Annotated[str, typer.Option(help="local (processes on this machine), ray or slurm.")] = "local",
+    jobs: Annotated[str, typer.Option(help="Number of runs at a time, or auto.")] = "auto",
     per_gpu: Annotated[
         int | None,
-        typer.Option("--per-gpu", min=1, help="Runs that share a GPU (default: 8 here where MPS is, else 1)."),
+        typer.Option("--per-gpu", min=1, help="Number of runs that share a GPU (default: 8 with MPS, else 1)."),
     ] = None,
     address: Annotated[
-        str | None, typer.Option(help="Of a Ray cluster, or auto to find it (default: one is started here).")
+        str | None, typer.Option(help="Address of a Ray cluster, or auto to find it (default: start one here).")
     ] = None,
     slurm: Annotated[
         list[str] | None,
-        typer.Option("--slurm", metavar="KEY=VALUE", help="For submitit: slurm_partition=gpu, timeout_min=600."),
+        typer.Option("--slurm", metavar="KEY=VALUE", help="Parameter of submitit, for example slurm_partition=gpu."),
     ] = None,
     logs: Logs = None,
     imports: Imports = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and the time they may take; stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs, estimate their time, and stop.")] = False,
 ) -> None:
-    """Run a grid of methods, settings and seeds; started again, it continues what is missing."""
-    if executor not in EXECUTORS:
-        raise unknown("executor", executor, EXECUTORS)
-    at_a_time, chosen_seeds = _jobs(jobs), _seeds(seeds)
-    from ffcil.methods import load_methods
+    """Run a grid of methods, settings and seeds. The same command resumes an interrupted study."""
+    at_a_time, seed_list, slurm_parameters = _parse_jobs(jobs), _parse_seeds(seeds), _parse_pairs(slurm)
     from ffcil.runs.loggers import check_logs
-    from ffcil.studies.execution import default_out, list_runs, make_executor, run_study
-    from ffcil.studies.study import jobs_of, load_study, narrow
+    from ffcil.studies.execution import run_study
+    from ffcil.studies.executors.choice import make_executor
+    from ffcil.studies.plan import Plan, default_out, print_plan
+    from ffcil.studies.study import load_study, narrow
 
     check_logs(listed(logs))
-    found = load_study(recipe)
-    # by whole paths, each once: a study that is continued may keep the file that is named again
-    files = dict.fromkeys((*found.imports, *map(os.path.abspath, imports or [])))
-    for file in files:
-        load_methods(file)
-    wanted = narrow(
-        found,
+    grid = load_study(recipe)
+    # Absolute paths without duplicates: a continued study may already list a file that is given again.
+    files = list(dict.fromkeys((*grid.imports, *map(os.path.abspath, imports or []))))
+    import_methods(files)
+    grid = narrow(
+        grid,
         datasets=listed(dataset),
         methods=listed(methods),
-        seeds=chosen_seeds,
+        seeds=seed_list,
         assignments=assignments or [],
         data=data or [],
-        imports=list(files),
+        imports=files,
     )
-    out = out or default_out(recipe, listed(dataset))
-    runs = jobs_of(wanted, out, device=device, logs=listed(logs))
-    if wanted.alone and at_a_time not in (None, 1):
-        raise InputError("This study measures time, and its runs are made one after another: leave --jobs out.")
-    made = make_executor(
-        executor,
-        device,
-        1 if wanted.alone else at_a_time,
-        per_gpu,
-        address=address,
-        slurm=_pairs(slurm),
-        runs=sum(not run.done for run in runs),
-    )
+    if grid.alone and at_a_time not in (None, 1):
+        raise InputError("This study measures time, so its runs are executed one after another: leave --jobs out.")
+    plan = Plan.make(grid, out or default_out(recipe, listed(dataset)), device, listed(logs))
+    slots, queued = 1 if grid.alone else at_a_time, len(plan.queued)
+    chosen = make_executor(executor, device, slots, per_gpu, address=address, slurm=slurm_parameters, runs=queued)
     if dry_run:
-        list_runs(wanted, runs, out, made)
+        print_plan(plan, chosen)
         return
     with stoppable():
-        whole = run_study(wanted, runs, out, made)
-    if not whole:
+        complete = run_study(plan, chosen)
+    if not complete:
         raise typer.Exit(1)
 
 
-def _jobs(text: str) -> int | None:
+def demo(
+    method: Annotated[str, typer.Option(help="Name of a method; `ffcil methods` lists them.")] = "icarl",
+    seeds: Annotated[int, typer.Option(help="Number of seeds per setting.", min=1)] = 2,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the runs and of report.html.")] = Path("demo"),
+    assignments: Assignments = None,
+    jobs: Annotated[int | None, typer.Option(help="Number of runs at a time (default: one per core).", min=1)] = None,
+) -> None:
+    """Run the settings Equ.T, FF.org and FF.ours on the embedded data set; print a table and write a page."""
+    from ffcil.studies.demo import run_demo
+
+    with stoppable():
+        run_demo(method, seeds, out, assignments or [], jobs)
+
+
+def _parse_jobs(text: str) -> int | None:
     if text == "auto":
         return None
     if not text.isdecimal() or int(text) < 1:
@@ -108,8 +111,8 @@ def _jobs(text: str) -> int | None:
     return int(text)
 
 
-def _seeds(text: str | None) -> list[int]:
-    """`3` is 0, 1, 2, as for the demo; `2-4` and `0,3` are themselves."""
+def _parse_seeds(text: str | None) -> list[int]:
+    """`3` means 0, 1, 2; `2-4` is a range; `0,3` is a list."""
     if text is None:
         return []
     try:
@@ -123,11 +126,11 @@ def _seeds(text: str | None) -> list[int]:
     except ValueError:
         seeds = []
     if not seeds or min(seeds) < 0:
-        raise InputError(f"Cannot read --seeds {text!r}: give how many (5), a range (2-4) or a list (0,3).")
+        raise InputError(f"Cannot read --seeds {text!r}: give a number of seeds (5), a range (2-4) or a list (0,3).")
     return seeds
 
 
-def _pairs(texts: list[str] | None) -> dict[str, str | int]:
+def _parse_pairs(texts: list[str] | None) -> dict[str, str | int]:
     pairs: dict[str, str | int] = {}
     for text in texts or []:
         key, equals, value = text.partition("=")

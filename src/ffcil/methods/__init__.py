@@ -1,11 +1,22 @@
-"""One file a method. Importing this package registers them all."""
+"""One file per method. Importing this package registers all of them."""
 
 import importlib
 import pkgutil
 
-from ffcil.methods.learner import METHODS, Learner, LearnerSettings, MethodConfig, find_method, load_methods, register
+from ffcil.methods.learner import Learner, LearnerSettings, MethodConfig
+from ffcil.methods.registry import METHODS, build_learner, complete, find_method, load_methods, register
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["METHODS", "Learner", "LearnerSettings", "MethodConfig", "find_method", "load_methods", "register"]
+__all__ = [
+    "METHODS",
+    "Learner",
+    "LearnerSettings",
+    "MethodConfig",
+    "build_learner",
+    "complete",
+    "find_method",
+    "load_methods",
+    "register",
+]

@@ -1,78 +1,81 @@
-"""APER with adapters: the first step tunes the network, then class means of tuned and untuned features together.
+"""APER with adapters: the first step tunes the network; then the means of tuned and untuned features classify.
 
-Zhou et al., "Revisiting Class-Incremental Learning with Pre-Trained Models", IJCV 2024 (ADAM in its first version).
+Zhou et al., "Revisiting Class-Incremental Learning with Pre-Trained Models", IJCV 2024 (called ADAM in its first
+version).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
-from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from ffcil.losses import cross_entropy
-from ffcil.methods.learner import LearnerSettings, MethodConfig, register
-from ffcil.methods.pretrained import Pretrained
-from ffcil.methods.simplecil import SimpleCIL
+from ffcil.methods.learner import LearnerSettings, MethodConfig
+from ffcil.methods.parts.adapters import AdapterConfig
+from ffcil.methods.parts.prototypes import Prototypes
+from ffcil.methods.pretrained import Network, Pretrained
+from ffcil.methods.registry import register
 from ffcil.models.heads import GrowingCosine
-from ffcil.models.tuners import Tuning, adapters
 from ffcil.stream import Increment
+from ffcil.training.fit import Training
 
 
-class AdapterConfig(MethodConfig):
-    """Fields of a method that tunes by adapters."""
+@register("aper")
+class APER(Pretrained):
+    """The score of a class is the cosine with its mean of untuned and tuned features side by side.
 
-    rank: PositiveInt = 64
-    """of the adapters"""
-
-
-class TunedFirst(Pretrained):
-    """Adapters and a cosine head, trained in the first step by cross-entropy and then frozen.
-
-    A first step of one class has nothing to tell apart: its adapters stay near what they were, which is nothing.
+    Adapters and a cosine head are trained in the first step and then frozen. A first step with a single class has
+    nothing to discriminate: its adapters stay near their start, which changes nothing.
     """
 
+    title = "APER"
+    paper = "https://arxiv.org/abs/2303.07338"
     Config = AdapterConfig
     config: AdapterConfig
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
-        self.adapters = adapters(self.vit.depth, self.vit.width, self.config.rank).to(self.engine.device)
+        self.adapters = self.fresh_adapters(self.config.rank)
         self.head = GrowingCosine(self.vit.feature_dim).to(self.engine.device)
-        """of training alone"""
-
-    def grow(self, increment: Increment) -> None:
-        super().grow(increment)
-        if self.trains(increment):
-            self.head.grow(increment.seen_now)
-        else:
-            self.adapters.requires_grad_(False)
-            self.head.requires_grad_(False)
-
-    def trains(self, increment: Increment) -> bool:
-        return increment.seen_before == 0
-
-    def adapted(self, images: Tensor) -> Tensor:
-        return self.tuned(images, [Tuning(adapter) for adapter in self.adapters])  # type: ignore[arg-type]
-
-    def loss(self, images: Tensor, targets: Tensor) -> Tensor:
-        return self.reduce(cross_entropy(self.head(self.adapted(images)), targets), targets)
-
-    def deployed(self) -> Iterable[nn.Module]:
-        return [*super().deployed(), self.adapters]
-
-
-@register("aper")
-class APER(TunedFirst, SimpleCIL):
-    """Cosine with the class means of untuned and tuned features side by side."""
-
-    title = "APER"
-    paper = "https://arxiv.org/abs/2303.07338"
+        """Head of the first step's training."""
+        self.prototypes = Prototypes(self.feature_dim).to(self.engine.device)
 
     @property
     def feature_dim(self) -> int:
         return 2 * self.vit.feature_dim
 
+    def grow(self, increment: Increment) -> None:
+        super().grow(increment)
+        self.prototypes.grow(increment.seen_now)
+        if increment.seen_before == 0:
+            self.head.grow(increment.seen_now)
+        else:
+            self.adapters.requires_grad_(False)
+            self.head.requires_grad_(False)
+
+    def training_plan(self, increment: Increment) -> Training | None:
+        return self.train_on_images(increment) if increment.seen_before == 0 else None
+
+    def loss(self, images: Tensor, targets: Tensor) -> Tensor:
+        logits = self.head(self.adapted(self.adapters, images))
+        return self.reduce(cross_entropy(logits, targets), targets)
+
     def features(self, images: Tensor) -> Tensor:
-        return torch.cat([self.tuned(images), self.adapted(images)], dim=1)
+        return torch.cat([self.vit_features(images), self.adapted(self.adapters, images)], dim=1)
+
+    def classify(self, features: Tensor) -> Tensor:
+        scores: Tensor = self.prototypes(features)
+        return scores
+
+    def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
+        self.prototypes.remember(features, targets, increment.classes)
+        return {}
+
+    def fixed_networks(self) -> Sequence[Network]:
+        return [self.features]
+
+    def deployed(self) -> Iterable[nn.Module]:
+        return [*super().deployed(), self.adapters]

@@ -1,8 +1,8 @@
-"""BiC, bias correction: WA's loss, then two numbers a step that put the new classes' scores on a par with the old.
+"""BiC, bias correction: WA's loss, then two numbers per step that level the scores of new and old classes.
 
-Wu et al., "Large Scale Incremental Learning", CVPR 2019. Where PyCIL's code departs from the paper, the paper is
-followed: in the second stage the network is frozen, batch-norm statistics too, and the loss is a softmax cross-entropy
-(in PyCIL the statistics move on there, and the loss takes a softmax twice).
+Wu et al., "Large Scale Incremental Learning", CVPR 2019. Where PyCIL's code departs from the paper, this follows the
+paper: in the second stage the network is frozen, batch-norm statistics included, and the loss is a softmax
+cross-entropy (in PyCIL the statistics change there, and the loss applies a softmax twice).
 """
 
 from __future__ import annotations
@@ -15,35 +15,40 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ffcil.losses import cross_entropy
+from ffcil.methods.conventional import REHEARSAL, Conventional
 from ffcil.methods.icarl import ICaRLConfig
-from ffcil.methods.learner import LearnerSettings, MethodConfig, register
-from ffcil.methods.wa import WA
+from ffcil.methods.learner import LearnerSettings, MethodConfig
+from ffcil.methods.parts.exemplars import exemplars_per_class
+from ffcil.methods.parts.teacher import Teacher
+from ffcil.methods.registry import register
 from ffcil.models.heads import GrowingLinear
 from ffcil.stream import Increment
-from ffcil.training.fit import FitData, Rate, derive_seed, fit
+from ffcil.training.batches import ImageSource
+from ffcil.training.fit import Optimisation, ParameterGroup, Training, fit
+from ffcil.training.seeds import derive_seed
 
 
 class BiCConfig(ICaRLConfig):
-    """BiC's own fields."""
+    """Fields of BiC."""
 
     held_out: float = Field(0.1, gt=0, lt=1)
-    """share of a class's exemplars that are kept from training, to learn the correction on"""
+    """Share of a class's exemplars that is held out from training, to learn the correction on."""
     correction_steps: int = Field(100, ge=1)
-    """about how many optimiser steps the correction takes where the epochs of a step over so few images are fewer"""
+    """Least number of optimiser steps of the correction, about: its epochs are prolonged if they have fewer."""
 
 
 class CorrectedLinear(GrowingLinear):
-    """A growing head whose scores o are corrected step by step: q = alpha o + beta for the classes of a step, eq. (4).
+    """A growing head with corrected scores, q = alpha o + beta for the classes of each step, eq. (4).
 
-    A copy of it is a corrected teacher.
+    A copy of it is the head of a corrected teacher.
     """
 
     def __init__(self, features: int) -> None:
         super().__init__(features)
         self.pairs = nn.ParameterList()
-        """(alpha, beta) of each step, [2]; (1, 0) until it is learnt"""
+        """(alpha, beta) of each step, [2]; (1, 0) until it is learned."""
         self.sizes: list[int] = []
-        """classes of each step"""
+        """Number of classes of each step."""
 
     def grow(self, classes: int, features: int | None = None, blind: bool = False) -> None:
         self.sizes.append(classes - self.classes)
@@ -57,33 +62,52 @@ class CorrectedLinear(GrowingLinear):
 
 
 @register("bic")
-class BiC(WA):
-    """Stage one trains as WA, with corrected scores of teacher and student. Stage two learns alpha and beta of the new
-    classes on images that stage one did not see, the same number of every class, with everything else frozen.
+class BiC(Conventional):
+    """Stage one trains like WA, with corrected scores of teacher and student. Stage two learns alpha and beta of the
+    new classes on held-out images, the same number of every class, with everything else frozen.
     """
 
     title = "BiC"
     paper = "https://arxiv.org/abs/1905.13260"
+    classifiers = REHEARSAL
+    uses_memory = True
+    own_alignment = "none"  # the correction removes the same bias
     Config = BiCConfig
     config: BiCConfig
-    own_alignment = "none"  # the correction is there for the same bias
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
         self.head: CorrectedLinear = CorrectedLinear(self.backbone.feature_dim).to(self.engine.device)
+        self.teacher = Teacher(self.frozen_copy(self.backbone), self.engine)
+
+    def grow(self, increment: Increment) -> None:
+        self.teacher.copy_from(self.backbone, self.head)
+        super().grow(increment)
+
+    def loss(self, images: Tensor, targets: Tensor) -> Tensor:
+        if not self.teacher.classes:
+            return super().loss(images, targets)
+        teacher = self.teacher.start(images)
+        features = self.features(images)
+        logits = self.head(features)
+        distilled = self.config.distillation_weight * self.teacher.distillation(
+            logits, teacher, self.config.temperature
+        )
+        old_share = self.teacher.classes / self.head.classes
+        per_sample = (1 - old_share) * cross_entropy(logits, targets) + old_share * distilled
+        return self.classification_loss(features, per_sample, targets)
 
     def available(self, increment: Increment) -> list[Tensor]:
-        """Rows of each class seen: exemplars of the old, all images of the new."""
-        return [rows.to(increment.rows.device) for rows in (*self.memory.by_class, *increment.rows_by_class())]
+        """Rows of each class seen: exemplars of old classes, all images of new ones."""
+        return [rows.to(increment.rows.device) for rows in (*self.exemplars.by_class, *increment.rows_by_class())]
 
     def held_out(self, increment: Increment) -> list[Tensor]:
-        """Rows of each class seen on which a step's correction is learnt, at least one of every class.
+        """Rows of each class seen on which a step's correction is learned, at least one of every class.
 
-        Drawn anew at each step from the memory that it began with, by seed and step alone. A class gives its share of
-        the exemplars that it has, or, being new, would have had among the old classes: no more than it can spare where
-        few classes share a large memory.
+        They are drawn at each step, by seed and step only, from the memory at the start of the step. An old class gives
+        a share of its exemplars; a new class gives the same share of the exemplars that it would have as an old one.
         """
-        quota = self.memory.quota(increment.seen_before)
+        quota = exemplars_per_class(self.settings.memory, increment.seen_before)
         shuffle = torch.Generator().manual_seed(derive_seed(self.settings.seed, increment.step, "held out"))
         chosen = []
         for rows in self.available(increment):
@@ -95,7 +119,7 @@ class BiC(WA):
         if increment.seen_before == 0:  # nothing to correct
             return super().training_rows(increment)
         by_class = zip(self.available(increment), self.held_out(increment), strict=True)
-        # the only image of a class cannot be spared: it is trained on and serves for the correction as well
+        # the only image of a class serves for both: training and correction
         return torch.cat([rows[~torch.isin(rows, held)] if len(rows) > 1 else rows for rows, held in by_class])
 
     def finish(self, increment: Increment) -> dict[str, Any]:
@@ -108,24 +132,23 @@ class BiC(WA):
     def correct(self, increment: Increment, held_out: list[Tensor]) -> None:
         """Stage two: minimise eq. (5) over alpha and beta of the newest step.
 
-        Images are augmented and the schedule is that of stage one, as in PyCIL, drawn out where it is too short.
-        A class with fewer images to spare gives them several times, so that the set stays balanced.
+        Images are augmented and the schedule is that of stage one, as in PyCIL, prolonged if it is too short. Images of
+        a class with fewer held-out images are repeated, so that the set is balanced.
         """
         most = max(map(len, held_out))
         rows = torch.cat([held[torch.arange(most, device=held.device) % len(held)] for held in held_out])
         phase, steps = self.phase(increment), math.ceil(len(rows) / self.settings.train.batch)
         phase = phase.scaled(max(1.0, self.config.correction_steps / (steps * phase.epochs)))
         pair = self.head.pairs[-1].requires_grad_(True)
-        with torch.enable_grad():
-            fit(
-                self.correction_loss,
-                [Rate([pair])],
-                FitData(increment.train, rows, self.settings.augmentation),
-                phase,
-                self.settings.train,
-                self.engine,
-                derive_seed(self.settings.seed, increment.step, "correction"),
-            )
+        settings = self.settings
+        correction = Training(
+            self.correction_loss,
+            [ParameterGroup([pair])],
+            ImageSource(increment.train, rows, settings.augmentation, settings.train.batch),
+            Optimisation.of_phase(phase, settings.train.momentum),
+            derive_seed(settings.seed, increment.step, "correction"),
+        )
+        fit(correction, self.engine)
         pair.requires_grad_(False)
 
     def correction_loss(self, images: Tensor, targets: Tensor) -> Tensor:

@@ -1,14 +1,14 @@
-"""CL-LoRA: the lower blocks share one LoRA through the stream, the upper blocks get a fresh one at every step.
+"""CL-LoRA: the lower blocks share one LoRA over the whole stream, the upper blocks get a fresh one at every step.
 
 He et al., "CL-LoRA: Continual Low-Rank Adaptation for Rehearsal-Free Class-Incremental Learning", CVPR 2025.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from ffcil.errors import InputError
 from ffcil.losses import cross_entropy, distillation
-from ffcil.methods.learner import LearnerSettings, MethodConfig, register
-from ffcil.methods.simplecil import SCALE, SimpleCIL
+from ffcil.methods.learner import LearnerSettings, MethodConfig
+from ffcil.methods.parts.prototypes import SCALE, Prototypes
+from ffcil.methods.pretrained import Network, Pretrained
+from ffcil.methods.registry import register
 from ffcil.models.heads import GrowingCosine, cosine
 from ffcil.models.tuners import LoRA, Tuning
 from ffcil.stream import Increment
@@ -27,47 +29,48 @@ class CLLoRAConfig(MethodConfig):
     """CL-LoRA's own fields."""
 
     rank: PositiveInt = 10
-    """of every LoRA"""
+    """Rank of every LoRA."""
     shared_blocks: PositiveInt | None = None
-    """how many of the lower blocks share their LoRA between the steps; null: half of the depth"""
+    """Number of lower blocks whose LoRA all steps share; null: half of the depth."""
     distillation_weight: NonNegativeFloat = 5.0
-    """of the distillation that holds the shared part near what it was"""
+    """Weight of the distillation loss, which keeps the shared part near its state after the step before."""
     temperature: PositiveFloat = 2.0
-    """of that distillation"""
+    """Temperature of the distillation loss."""
     orthogonality: NonNegativeFloat = 1e-4
-    """weight of the term that turns a step's block weights away from those of the steps before"""
+    """Weight of the term that separates a step's block weights from those of the steps before."""
     reassign_gradient: bool = True
-    """let the distillation's gradient weigh most where the shared part was largest"""
+    """Whether the gradient of the distillation loss is strongest where the shared part was largest."""
     warm_start: bool = False
-    """a step's own LoRA starts as the one before instead of at zero: a step of one class, which trains none, then has
-    features like those of its neighbours"""
+    """Whether a step's own LoRA starts as a copy of the one before instead of at zero. A step with a single class,
+    which trains no LoRA, then has features like those of its neighbours."""
 
 
 @register("cllora")
-class CLLoRA(SimpleCIL):
-    """A class is scored by the cosine of its mean feature with the feature under the LoRA of the step it came at.
+class CLLoRA(Pretrained):
+    """The score of a class is the cosine of its mean feature with the feature under the LoRA of its own step.
 
-    Departures from the authors' code: distillation and cross-entropy are one loss and one optimiser step, where theirs
-    takes a step on the one and then a step on the other with the same momentum (each gradient still moves the weights
-    by learning rate / (1 - momentum) in all, but weight decay counts once a batch); the teacher's outputs pass no
-    gradient to the head; block weights are those of queries and values alone, without idle ones for keys.
+    Departures from the authors' code: distillation and cross-entropy are one loss and one optimiser step, where the
+    code takes a step on one and then on the other with the same momentum (each gradient still moves the weights by
+    learning rate / (1 - momentum) in total, but weight decay counts once per batch); the teacher's outputs pass no
+    gradient to the head; block weights exist for queries and values only, without unused ones for keys.
 
-    Class means are made with the shared part of their step and are compared with features by that of now, as in the
-    paper; the shared part moves, so test features cannot be kept from one step to the next.
+    Class means are computed with the shared part of their own step and compared with features by the present one, as in
+    the paper. The shared part changes, so that test features cannot be reused in the next step.
 
-    HA is trained on the newest features, and on features drawn of each class in its own space, against the means of all
-    classes. A prediction compares a class with the feature of its own step alone; features of a drawn class under the
-    other steps' LoRA cannot be had.
+    HA is trained on the newest features, and on drawn features of each class in its own space, against the means of all
+    classes. A prediction compares a class with the feature of its own step only; features of a drawn class under the
+    LoRA of other steps are not available.
 
-    A step of one class has nothing to tell apart: cross-entropy and distillation are constant, and its LoRA stays near
-    what it was, which is no change at all. Features of the untuned network are more alike than tuned ones, so that such
-    a class is then taken for many others; `warm_start` is against that.
+    A step with a single class has nothing to discriminate: cross-entropy and distillation are constant, and its LoRA
+    stays near its start, which changes nothing. Features of the untuned network are more similar to each other than
+    tuned ones, so that other classes are often mistaken for such a class; `warm_start` prevents that.
     """
 
     title = "CL-LoRA"
     paper = "https://arxiv.org/abs/2505.24816"
     Config = CLLoRAConfig
     config: CLLoRAConfig
+    teacher: Tensor
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
@@ -75,17 +78,16 @@ class CLLoRA(SimpleCIL):
         shared_blocks = self.config.shared_blocks or depth // 2
         if not 0 < shared_blocks < depth:
             raise InputError(
-                f"options.shared_blocks={shared_blocks} leaves no block of {depth} on one side: "
-                f"choose 1 to {depth - 1}."
+                f"options.shared_blocks={shared_blocks} leaves no other block of {depth}: choose 1 to {depth - 1}."
             )
+        self.prototypes = Prototypes(self.feature_dim).to(self.engine.device)
         self.shared = self._fresh(shared_blocks, weighted=False)
         for lora in self.shared:
-            cast(LoRA, lora).down.requires_grad_(False)  # random and orthonormal for good
+            cast(LoRA, lora).down.requires_grad_(False)  # stays random and orthonormal
         self.specific = nn.ModuleList()
-        """a set of LoRA a step; all but the last are frozen"""
+        """One set of LoRA per step. All but the last are frozen."""
         self.head = GrowingCosine(self.feature_dim)
-        """of the newest step's classes, for its training alone"""
-        self.teacher: Tensor
+        """Head of the newest step's training."""
         self.register_buffer("teacher", torch.stack(self._shared_ups()).detach())
         """`up` of the shared LoRA at the end of the step before, [blocks, 2, rank, width]"""
 
@@ -98,6 +100,7 @@ class CLLoRA(SimpleCIL):
 
     def grow(self, increment: Increment) -> None:
         super().grow(increment)
+        self.prototypes.grow(increment.seen_now)
         self.teacher.copy_(torch.stack(self._shared_ups()).detach())
         self.specific.requires_grad_(False)
         fresh = self._fresh(self.vit.depth - len(self.shared), weighted=True)
@@ -107,35 +110,31 @@ class CLLoRA(SimpleCIL):
         self.head = GrowingCosine(self.feature_dim).to(self.engine.device)
         self.head.grow(len(increment.classes))
 
-    def trains(self, increment: Increment) -> bool:
-        return True
-
-    # --- training -----------------------------------------------------------------------------------------------
+    # --- training -------------------------------------------------------------------------------------------------
 
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
-        old_classes = len(self.prototypes) - self.head.classes
-        per_sample = cross_entropy(self.head(self.features(images)), targets - old_classes)
+        per_sample = cross_entropy(self.head(self.features(images)), targets - self.old_classes)
         if len(self.specific) == 1:
             return self.reduce(per_sample, targets)
         with torch.no_grad():
             teacher = self.head(self.early(images, list(self.teacher)))
         student = self.head(self.early(images, self._distilled_ups()))
-        apart = distillation(student, teacher, self.config.temperature)
-        per_sample = per_sample + self.config.distillation_weight * apart
+        distilled = distillation(student, teacher, self.config.temperature)
+        per_sample = per_sample + self.config.distillation_weight * distilled
         return self.reduce(per_sample, targets) + self.config.orthogonality * self.block_similarity()
 
     def early(self, images: Tensor, ups: Sequence[Tensor]) -> Tensor:
-        """What the shared blocks alone give, read as a feature, with `ups` in their LoRA: [B, D]"""
+        """Features of the shared blocks only, with `ups` in their LoRA: [B, D]"""
         tunings = [Tuning(lora=partial(lora, up=up)) for lora, up in zip(self.shared, ups, strict=True)]
-        return self.tuned(images, tunings, len(self.shared))
+        return self.vit_features(images, tunings, len(self.shared))
 
     def _distilled_ups(self) -> list[Tensor]:
-        """The shared `up`s bit-equal, but gradients reach them times the shares, where these are on."""
+        """The shared `up`s, bit-equal. With `reassign_gradient`, their gradients are times `gradient_shares`."""
         ups = self._shared_ups()
         if not self.config.reassign_gradient:
             return ups
         shares = gradient_shares(self.teacher)
-        # what is added is 0 in value, and share * up to a gradient
+        # the second term is 0 in value, and share * up for the gradient
         return [up.detach() + share * (up - up.detach()) for up, share in zip(ups, shares, strict=True)]
 
     def block_similarity(self) -> Tensor:
@@ -143,39 +142,48 @@ class CLLoRA(SimpleCIL):
         weights = [torch.cat([cast(Tensor, lora.weight) for lora in cast(nn.ModuleList, s)]) for s in self.specific]
         return cosine(weights[-1], torch.stack(weights[:-1])).abs().mean()
 
-    # --- prediction ---------------------------------------------------------------------------------------------
+    def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
+        self.prototypes.remember(features, targets, increment.classes)
+        return {}
+
+    # --- prediction -----------------------------------------------------------------------------------------------
 
     def features(self, images: Tensor) -> Tensor:
-        return self.tuned(images, [*_tunings(self.shared), *_tunings(self.specific[-1])])
+        return self.vit_features(images, [*_tunings(self.shared), *_tunings(self.specific[-1])])
 
-    def features_by_step(self, images: Tensor) -> list[Tensor]:
-        """Features under the LoRA of every step, [B, D] each; the shared blocks are passed once, and all LoRA are
-        folded into the weights: nothing is trained here."""
+    def features_by_step(self, images: Tensor) -> Tensor:
+        """Features under the LoRA of every step side by side, [B, T * D]. The shared blocks are computed once, and all
+        LoRA are added to the weights, because nothing is trained here."""
         first = len(self.shared)
         with self.engine.autocast():
             trunk = self.vit.through(self.vit.embed(images), _folded(self.shared), 0, first)
             read = [self.vit.read(self.vit.through(trunk, _folded(loras), first)) for loras in self.specific]
-        return [features.float() for features in read]
+        return torch.cat([features.float() for features in read], dim=1)
 
-    def logits(self, images: Tensor) -> dict[str, Tensor]:
+    def changing_network(self) -> Network:
+        return self.features_by_step
+
+    def classify(self, features: Tensor) -> Tensor:
+        scores: Tensor = self.prototypes(features)
+        return scores
+
+    def score_features(self, features: Tensor) -> Tensor:
+        by_step = features.split(self.feature_dim, dim=1)
         spans = pairwise([0, *self.boundaries])  # the classes of each step
         scores = [
-            SCALE * cosine(self.aligned(features), self.prototypes[first:last])
-            for features, (first, last) in zip(self.features_by_step(images), spans, strict=True)
+            SCALE * cosine(self.aligned(own), self.prototypes.means[first:last])
+            for own, (first, last) in zip(by_step, spans, strict=True)
         ]
-        return {self.classifiers[0]: torch.cat(scores, dim=1)}
-
-    def fixed_networks(self) -> Sequence[Callable[[Tensor], Tensor]]:
-        return ()  # the shared part moves at every step
+        return torch.cat(scores, dim=1)
 
     def deployed(self) -> Iterable[nn.Module]:
         return [*super().deployed(), self.shared, self.specific]
 
 
 def gradient_shares(ups: Tensor) -> Tensor:
-    """The weight of every output's gradient, by the norm of what leads to it: [blocks, 2, rank, D] -> [blocks, 2, 1, D]
+    """Weight of every output's gradient, by the norm of its weights: [blocks, 2, rank, D] -> [blocks, 2, 1, D]
 
-    They are 1 in the mean; where there is nothing yet (`up` is zero, as after a first step of one class) all are 1.
+    Their mean is 1. Where `up` is zero, as after a first step with a single class, all of them are 1.
     """
     norms = ups.norm(dim=2, keepdim=True)
     total = norms.sum(dim=3, keepdim=True)

@@ -1,60 +1,67 @@
-"""EASE: a fresh set of adapters a step, each a subspace of its own; class means in all of them are the classifier.
+"""EASE: every step adds fresh adapters, a subspace of its own; class means in all subspaces are the classifier.
 
 Zhou et al., "Expandable Subspace Ensemble for Pre-Trained Model-Based Class-Incremental Learning", CVPR 2024.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from ffcil.losses import cross_entropy
-from ffcil.methods.aper import AdapterConfig
-from ffcil.methods.learner import LearnerSettings, MethodConfig, register
-from ffcil.methods.parts.step_adapters import AdaptersPerStep
-from ffcil.methods.simplecil import SCALE
+from ffcil.methods.learner import LearnerSettings, MethodConfig
+from ffcil.methods.parts.adapters import AdapterConfig, StepAdapters, step_of
+from ffcil.methods.parts.prototypes import SCALE
+from ffcil.methods.pretrained import Network, Pretrained
+from ffcil.methods.registry import register
+from ffcil.models.class_statistics import class_means
 from ffcil.models.heads import GrowingCosine, cosine
 from ffcil.stream import Increment
+from ffcil.training.fit import Training
 
 
 class EASEConfig(AdapterConfig):
     """EASE's own fields."""
 
     other_weight: float = Field(0.1, ge=0)
-    """alpha: of the subspaces of all other steps together in a class's score; its own counts 1"""
+    """Weight alpha of the subspaces of all other steps together in the score of a class; the weight of the class's own
+    subspace is 1."""
     refresh: bool = False
-    """make up prototypes anew at every step, from all classes that have come by then, as the authors' released code
-    does; in the paper those that came with a subspace make them up once"""
+    """Whether prototypes are synthesised again at every step from all classes that have arrived by then, as in the
+    authors' released code. In the paper, the classes that arrive with a subspace synthesise them once."""
 
 
-def synthesise(old: Tensor, new: Tensor, new_there: Tensor) -> Tensor:
-    """Prototypes of old classes in a subspace that came after them: [O, D]
+def synthesise(old: Tensor, new: Tensor, new_in_later: Tensor) -> Tensor:
+    """Prototypes of old classes in a later subspace: [O, D]
 
-    A mean of the new classes' prototypes there, by how like the old class they are in the subspace that both know.
+    They are means of the new classes' prototypes there, weighted by the similarity of old and new classes in the old
+    classes' own subspace.
 
     Args:
-        old: prototypes of the old classes in their own subspace, [O, D]
-        new: prototypes of the new classes in the same, [N, D]
-        new_there: prototypes of the new classes in the subspace that is asked for, [N, D]
+        old: Prototypes of the old classes in their own subspace, [O, D].
+        new: Prototypes of the new classes in the same subspace, [N, D].
+        new_in_later: Prototypes of the new classes in the later subspace, [N, D].
     """
-    return cosine(old, new).softmax(dim=1) @ new_there
+    return cosine(old, new).softmax(dim=1) @ new_in_later
 
 
 @register("ease")
-class EASE(AdaptersPerStep):
-    """A class's score: the cosine with its prototype in the subspace of its own step, and alpha times the mean of those
-    in all others. Its prototypes in later subspaces are made up from those of the classes that came with them.
+class EASE(Pretrained):
+    """The score of a class is the cosine with its prototype in the subspace of its own step, plus alpha times the mean
+    cosine in all other subspaces. Its prototypes in later subspaces are synthesised from the classes of those steps.
 
-    A step of one class has nothing to tell apart: it is not trained, its subspace is the untuned network's, and all
-    older classes have that class's prototype there.
+    A step with a single class has nothing to discriminate. It is not trained, its subspace is that of the untuned
+    network, and all older classes get the prototype of that class there.
 
-    HA stands before every subspace's prototypes, and is trained through those of each class in its own subspace alone:
-    features of a drawn class in the others cannot be had.
+    HA precedes the prototypes of every subspace. It is trained through the prototype of each class in its own subspace
+    only, because features of a drawn class in other subspaces are not available.
     """
 
     title = "EASE"
@@ -65,44 +72,48 @@ class EASE(AdaptersPerStep):
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
+        self.steps = StepAdapters(self.fresh_adapters(self.config.rank))
         self.head = GrowingCosine(self.feature_dim).to(self.engine.device)
-        """of the newest step's classes, for its training alone"""
+        """Head of the newest step's training."""
         self.register_buffer("prototypes", torch.empty(0, 0, self.feature_dim, device=self.engine.device))
-        """of each class in the subspace of each step, [classes, steps, D]: its mean feature, or made up"""
+        """Prototype of each class in the subspace of each step, [classes, steps, D]: a mean feature or synthesised."""
 
     def grow(self, increment: Increment) -> None:
         super().grow(increment)
         if increment.seen_before:
-            self.adapters.load_state_dict(self.fresh_adapters().state_dict())
+            self.steps.keep_newest()
+            self.steps.newest.load_state_dict(self.fresh_adapters(self.config.rank).state_dict())
         self.head = GrowingCosine(self.feature_dim).to(self.engine.device)
         self.head.grow(len(increment.classes))
-        for part in (self.adapters, self.head):
-            part.requires_grad_(self.trains(increment))
+        for part in (self.steps.newest, self.head):
+            part.requires_grad_(len(increment.classes) > 1)
         self.prototypes = F.pad(self.prototypes, (0, 0, 0, 1, 0, len(increment.classes)))
 
-    # --- training -----------------------------------------------------------------------------------------------
+    # --- training -------------------------------------------------------------------------------------------------
 
-    def trains(self, increment: Increment) -> bool:
-        return len(increment.classes) > 1  # of one class cross-entropy is 0, and fresh adapters change nothing
+    def training_plan(self, increment: Increment) -> Training | None:
+        # the cross-entropy of a single class is 0, and fresh adapters change nothing
+        return self.train_on_images(increment) if len(increment.classes) > 1 else None
+
+    def features(self, images: Tensor) -> Tensor:
+        return self.adapted(self.steps.newest, images)
 
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
         return self.reduce(cross_entropy(self.head(self.features(images)), targets - self.old_classes), targets)
 
-    def settle(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
-        self._remember(len(self.kept), features, targets)
-        for step, network in enumerate(self.fixed_networks()[:-1]):
-            self._remember(step, *self.sweep(increment, network))
-        self._complete()
+    def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
+        new = slice(increment.seen_before, increment.seen_now)
+        *earlier, _ = self.fixed_networks()
+        for step, network in enumerate(earlier):
+            self.prototypes[new, step] = class_means(*self.extract_features(increment, network), increment.classes)
+        self.prototypes[new, -1] = class_means(features, targets, increment.classes)
+        self._synthesise_missing()
         return {}
 
-    def _remember(self, step: int, features: Tensor, targets: Tensor) -> None:
-        """The new classes' prototypes in a step's subspace, from all of their features in it."""
-        for label in range(self.old_classes, self.boundaries[-1]):
-            self.prototypes[label, step] = features[targets == label].mean(dim=0)
+    def _synthesise_missing(self) -> None:
+        """Synthesise the old classes' prototypes in the newest subspace or, with `refresh`, in all later subspaces.
 
-    def _complete(self) -> None:
-        """Make up the old classes' prototypes in the newest subspace or, to refresh them, in all that came after them.
-        Only mean features go into it: a class that comes later has them in all earlier subspaces."""
+        Only mean features are used: a class has them in its own subspace and in all earlier ones."""
         newest, spans = len(self.boundaries) - 1, list(pairwise([0, *self.boundaries]))
         for later in range(1 if self.config.refresh else newest, newest + 1):
             new = self.prototypes[spans[later][0] :]
@@ -111,28 +122,36 @@ class EASE(AdaptersPerStep):
                     self.prototypes[first:last, own], new[:, own], new[:, later]
                 )
 
-    # --- prediction ---------------------------------------------------------------------------------------------
+    # --- prediction -----------------------------------------------------------------------------------------------
 
-    def _steps(self) -> Tensor:
-        """At which each class arrived, [classes]"""
-        return self.step_of(torch.arange(len(self.prototypes), device=self.prototypes.device))
+    def fixed_networks(self) -> Sequence[Network]:
+        """One network per step. The newest adapters, too, will not change before they are kept."""
+        return [partial(self.adapted, adapters) for adapters in self.steps]
+
+    def _own_steps(self) -> Tensor:
+        """The step at which each class arrived, [classes]"""
+        return step_of(torch.arange(len(self.prototypes), device=self.prototypes.device), self.boundaries)
 
     def classify(self, features: Tensor) -> Tensor:
-        """Of features that may be of any class in its own subspace, as HA's are."""
-        own = self.prototypes[torch.arange(len(self.prototypes), device=self.prototypes.device), self._steps()]
+        """Scores of features of which each may belong to any class in its own subspace, as those of HA do."""
+        own = self.prototypes[torch.arange(len(self.prototypes), device=self.prototypes.device), self._own_steps()]
         return SCALE * cosine(features, own)
 
     def subspace_weights(self) -> Tensor:
-        """Of each subspace in the score of each class, [classes, steps]
+        """Weight of each subspace in the score of each class, [classes, steps]
 
-        The others share alpha, as in the released code. The paper gives alpha to each: of 0.1, from twelve steps on
-        they would outweigh a class's own subspace, and what they hold of it is mostly made up.
+        The other subspaces share alpha, as in the released code. In the paper each of them has weight alpha: with 0.1,
+        from twelve steps on they would outweigh a class's own subspace, though most of their prototypes are
+        synthesised.
         """
         steps = len(self.boundaries)
-        own = self._steps()[:, None] == torch.arange(steps, device=self.prototypes.device)
+        own = self._own_steps()[:, None] == torch.arange(steps, device=self.prototypes.device)
         return torch.where(own, 1.0, self.config.other_weight / max(steps - 1, 1))
 
-    def cached_scores(self, features: Tensor) -> dict[str, Tensor]:
-        by_step = F.normalize(self.aligned_by_step(features), dim=-1)  # [B, T, D]
+    def score_features(self, features: Tensor) -> Tensor:
+        by_step = self.aligned(features.unflatten(1, (-1, self.feature_dim)))  # [B, T, D]
         weighted = F.normalize(self.prototypes, dim=-1) * self.subspace_weights()[:, :, None]  # [C, T, D]
-        return {self.classifiers[0]: SCALE * by_step.flatten(1) @ weighted.flatten(1).mT}
+        return SCALE * F.normalize(by_step, dim=-1).flatten(1) @ weighted.flatten(1).mT
+
+    def deployed(self) -> Iterable[nn.Module]:
+        return [*super().deployed(), self.steps]

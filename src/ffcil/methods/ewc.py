@@ -1,7 +1,7 @@
-"""EWC, elastic weight consolidation: parameters that mattered to earlier steps are held by springs; no memory.
+"""EWC, elastic weight consolidation: a penalty holds parameters that mattered to earlier steps; no memory.
 
-Kirkpatrick et al., PNAS 2017, in PyCIL's form: one spring for all earlier steps, its stiffness the running mean of
-their Fisher diagonals, not a spring for each step.
+Kirkpatrick et al., PNAS 2017, in PyCIL's form: one penalty for all earlier steps, weighted by the running mean of their
+Fisher diagonals, instead of one penalty per step.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ffcil.losses import cross_entropy
-from ffcil.methods.finetune import Finetune
-from ffcil.methods.learner import LearnerSettings, MethodConfig, register
+from ffcil.methods.conventional import Conventional
+from ffcil.methods.learner import LearnerSettings, MethodConfig
+from ffcil.methods.registry import register
 from ffcil.stream import Increment
-from ffcil.training.fit import derive_seed
+from ffcil.training.seeds import derive_seed
 
 
 class EWCConfig(MethodConfig):
-    """EWC's own fields."""
+    """Fields of EWC."""
 
     stiffness: float = Field(1000.0, ge=0)
-    """lambda of eq. (3): of the penalty against cross-entropy"""
+    """Weight of the penalty, lambda of eq. (3); the cross-entropy has weight 1."""
     fisher_max: float = Field(1e-4, gt=0)
-    """no parameter counts for more than this, so that no spring is stiffer than SGD can follow"""
+    """Upper bound of a parameter's importance, so that no penalty is stiffer than SGD can follow."""
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:
-    """Backbone tensors, then the head's weight [C, D] and bias [C] class by class, as one vector.
+    """Join the backbone's tensors, then the head's weight [C, D] and bias [C] class by class, to one vector.
 
-    The vector of fewer classes is thus the beginning of the vector of more.
+    So the vector of fewer classes is a prefix of the vector of more classes.
     """
     *backbone, weight, bias = tensors
     rows = torch.cat([weight, bias.unsqueeze(1)], dim=1)  # [C, D + 1]
@@ -40,11 +41,11 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
 
 
 @register("ewc")
-class EWC(Finetune):
+class EWC(Conventional):
     """Cross-entropy over the new classes + lambda / 2 * sum of F (parameter - its value after the step before)^2.
 
-    As in the reference, cross-entropy leaves the old classes out, which no image would defend; over a single class it
-    is 0, so the row of a class that arrives alone stays as it was drawn.
+    As in the reference, the cross-entropy leaves out the old classes, of which there are no images. Over a single class
+    it is 0, so the row of a class that arrives alone keeps its initial values.
     """
 
     title = "EWC"
@@ -55,9 +56,9 @@ class EWC(Finetune):
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
         self.old = 0
-        """classes of the steps before"""
+        """Number of classes of earlier steps."""
         self.fisher = self.anchor = torch.empty(0, device=self.engine.device)
-        """importance and value of every parameter after the step before, [parameters then]"""
+        """Importance and value of every parameter after the previous step, [parameters at that time]."""
 
     def grow(self, increment: Increment) -> None:
         super().grow(increment)
@@ -67,7 +68,7 @@ class EWC(Finetune):
         return [*self.backbone.parameters(), self.head.weight, self.head.bias]
 
     def penalty(self) -> Tensor:
-        """The springs' part of eq. (3). Rows of new classes have no past and are free."""
+        """The penalty of eq. (3). Rows of new classes are free."""
         moved = flat(self.held())[: len(self.anchor)] - self.anchor
         return 0.5 * self.config.stiffness * (self.fisher * moved.square()).sum()
 
@@ -79,7 +80,7 @@ class EWC(Finetune):
         return self.reduce(per_sample, targets) + self.penalty()
 
     def finish(self, increment: Increment) -> dict[str, Any]:
-        notes = super().finish(increment)  # alignment first: later steps start from what it leaves
+        notes = super().finish(increment)  # alignment first: later steps start from the aligned head
         fisher, known = self.fisher_diagonal(increment), len(self.fisher)
         share = increment.seen_before / increment.seen_now
         fisher[:known] = share * self.fisher + (1 - share) * fisher[:known]
@@ -89,8 +90,8 @@ class EWC(Finetune):
     def fisher_diagonal(self, increment: Increment) -> Tensor:
         """Mean over batches of the squared gradient of a batch's loss over all classes, cut at `fisher_max`.
 
-        Of a batch, not of a sample, as in the reference, whose lambda is made for it. Unlike there, the images are
-        untouched and the network evaluates: it is the finished network that is measured, and that leaves it as it is.
+        Gradients are of batches, not of samples, as in the reference, whose lambda fits that. Unlike in the reference,
+        images are not augmented and the network is in evaluation mode: the finished network is measured and unchanged.
         """
         shuffle = torch.Generator().manual_seed(derive_seed(self.settings.seed, increment.step, "Fisher"))
         rows = increment.rows[torch.randperm(len(increment.rows), generator=shuffle).to(increment.rows.device)]

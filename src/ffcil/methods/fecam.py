@@ -1,4 +1,4 @@
-"""FeCAM: the first step tunes the network, then the nearest class mean by a Mahalanobis distance of the class's own.
+"""FeCAM: the first step tunes the network; then the nearest class mean, by a Mahalanobis distance for each class.
 
 Goswami et al., "FeCAM: Exploiting the Heterogeneity of Class Distributions in Exemplar-Free Continual Learning",
 NeurIPS 2023.
@@ -6,8 +6,9 @@ NeurIPS 2023.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,152 +16,179 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ffcil.errors import InputError
-from ffcil.methods.aper import AdapterConfig, TunedFirst
-from ffcil.methods.learner import LearnerSettings, MethodConfig, register
+from ffcil.losses import cross_entropy
+from ffcil.methods.learner import LearnerSettings, MethodConfig
+from ffcil.methods.parts.adapters import AdapterConfig
+from ffcil.methods.pretrained import Network, Pretrained
+from ffcil.methods.registry import register
+from ffcil.models.class_statistics import ClassStatistics, class_means
+from ffcil.models.heads import GrowingCosine
 from ffcil.stream import Increment
+from ffcil.training.fit import Training
 
 SCALE = 10.0
-"""on squared distances, for the softmax that HA is trained by: between features of length 1 they are 2 - 2 cosine, so
-that without covariances scores would nearly be SimpleCIL's; the nearest class does not depend on it"""
+"""Factor on squared distances, for the softmax through which HA is trained. Between features of length 1 they are
+2 - 2 cosine, so that without covariances the scores would nearly be those of SimpleCIL. The nearest class does not
+depend on it."""
 RIDGE = 1e-10
-"""on the variances of features of length 1, which are about 1 / D: of no weight where there is any spread"""
+"""Constant that is added to the variances of features of length 1, which are about 1 / D. It has no effect where
+features have any spread."""
 AT_ONCE = 2**24
-"""numbers of the differences between features and class means that are held at a time"""
+"""Largest number of values that the differences between features and class means may have at a time."""
 
 
 class FeCAMConfig(AdapterConfig):
     """FeCAM's own fields."""
 
     tukey: float = Field(1.0, gt=0, le=1)
-    """lambda of Tukey's transformation, x^lambda, with the sign kept; 1: none, as the authors have it on a ViT, whose
-    features have both signs; 0.5 where features are positive"""
+    """Exponent lambda of Tukey's transformation x^lambda, which keeps the sign. 1 turns it off, as the authors do for a
+    ViT, whose features have both signs; they use 0.5 for positive features."""
     variance_shrinkage: float = Field(1.0, gt=0)
-    """gamma_1: how many times the mean variance is added to every variance"""
+    """Factor gamma_1 of the mean variance, which is added to every variance."""
     covariance_shrinkage: float = Field(0.0, ge=0)
-    """gamma_2: how many times the mean covariance is added to every covariance; at most gamma_1. As much as gamma_1
-    takes back what that adds along the direction in which all features move together: classes of few images need less
-    """
+    """Factor gamma_2 of the mean covariance, which is added to every covariance; at most gamma_1. If it equals gamma_1,
+    it cancels what gamma_1 adds along the direction in which all features vary together: classes with few images need
+    less."""
 
 
 def unit(features: Tensor, tukey: float) -> Tensor:
-    """Transformed and of length 1: [..., D] -> [..., D]"""
+    """Transform features and scale them to length 1: [..., D] -> [..., D]"""
     if tukey != 1:
         features = features.sign() * features.abs().clamp_min(torch.finfo(features.dtype).tiny) ** tukey
     return F.normalize(features, dim=-1)
 
 
 def correlation(units: Tensor, variance_shrinkage: float, covariance_shrinkage: float) -> Tensor:
-    """Of features of length 1, [n, D], shrunk and then normalised to ones on the diagonal: float64 [D, D]
+    """Correlation matrix of features of length 1, from their shrunk covariance: [n, D] -> float64 [D, D]
 
-    One image alone has no spread: the identity.
+    It is the identity for a single image.
     """
-    spread = torch.cov(units.double().mT, correction=0)  # over n or n - 1: correlations know no factor
-    width = len(spread)
-    variance = spread.trace() / width
-    covariance = (spread.sum() - spread.trace()) / max(width * (width - 1), 1)
-    spread = spread + covariance_shrinkage * covariance
-    spread.diagonal().add_(variance_shrinkage * variance - covariance_shrinkage * covariance + RIDGE)
-    deviations = spread.diagonal().sqrt()
-    return spread / deviations / deviations[:, None]
+    covariance = torch.cov(units.double().mT, correction=0)  # the correction cancels out of correlations
+    width = len(covariance)
+    mean_variance = covariance.trace() / width
+    mean_covariance = (covariance.sum() - covariance.trace()) / max(width * (width - 1), 1)
+    covariance = covariance + covariance_shrinkage * mean_covariance
+    covariance.diagonal().add_(variance_shrinkage * mean_variance - covariance_shrinkage * mean_covariance + RIDGE)
+    deviations = covariance.diagonal().sqrt()
+    return covariance / deviations / deviations[:, None]
 
 
-class ClassMetrics(nn.Module):
-    """Mean and metric of every class; the metric is the inverse of its correlation matrix, made once.
+def inverse_correlations(
+    units: Tensor, classes: Tensor, variance_shrinkage: float, covariance_shrinkage: float
+) -> tuple[Tensor, Tensor]:
+    """Means [K, D] and inverse correlation matrices [K, D, D] of classes 0 to K - 1."""
+    present = range(int(classes.max()) + 1)
+    factors = (
+        torch.linalg.cholesky(correlation(units[classes == label], variance_shrinkage, covariance_shrinkage))
+        for label in present
+    )
+    inverses = [torch.cholesky_inverse(factor).to(units.dtype) for factor in factors]
+    return class_means(units, classes, present), torch.stack(inverses)
 
-    They are C D^2 numbers: 470 MB for 200 classes of 768 features. A class of one image, or of copies of one, has no
-    correlations to tell. It gets the mean metric of those that have, so that its distances are neither shorter nor
-    longer than theirs; the paper has one covariance for all where images are few.
+
+class ClassMetrics(ClassStatistics):
+    """Mean of every class and its metric, the inverse of its correlation matrix.
+
+    They take C D^2 numbers: 470 MB for 200 classes and 768 features. A class with a single image, or with copies of
+    one, has no correlations. It gets the mean metric of the other classes, so that its distances are neither shorter
+    nor longer than theirs; the paper uses one covariance for all classes if images are few.
     """
 
-    means: Tensor
-    metrics: Tensor
-    spread: Tensor
+    varied: Tensor
 
     def __init__(self, features: int, variance_shrinkage: float, covariance_shrinkage: float) -> None:
-        super().__init__()
-        self.shrinkage = (variance_shrinkage, covariance_shrinkage)
-        self.register_buffer("means", torch.empty(0, features))
-        self.register_buffer("metrics", torch.empty(0, features, features))
-        self.register_buffer("spread", torch.empty(0, dtype=torch.bool))
-        """of each class: whether its images differ"""
+        estimate = partial(
+            inverse_correlations, variance_shrinkage=variance_shrinkage, covariance_shrinkage=covariance_shrinkage
+        )
+        super().__init__(features, estimate, matrix=True)
+        self.register_buffer("varied", torch.empty(0, dtype=torch.bool))
+        """Whether the images of each class differ."""
 
     def grow(self, classes: int) -> None:
-        """Make room up to `classes`; `remember` fills it."""
-        new = classes - len(self.means)
-        self.means, self.metrics, self.spread = (
-            torch.cat([known, known.new_zeros(new, *known.shape[1:])])
-            for known in (self.means, self.metrics, self.spread)
-        )
+        super().grow(classes)
+        self.varied = torch.cat([self.varied, self.varied.new_zeros(classes - len(self.varied))])
 
     @torch.no_grad()
-    def remember(self, units: Tensor, targets: Tensor, classes: Iterable[int]) -> None:
-        """Of `classes`, from all of their features of length 1 among [N, D]."""
-        for label in classes:
-            of_class = units[targets == label]
-            self.spread[label] = (of_class != of_class[0]).any()
-            self.means[label] = of_class.mean(dim=0)
-            self.metrics[label] = torch.cholesky_inverse(torch.linalg.cholesky(correlation(of_class, *self.shrinkage)))
-        if self.spread.any() and not self.spread.all():
-            share = self.spread.to(self.metrics) / self.spread.sum()
-            self.metrics[~self.spread] = torch.tensordot(share, self.metrics, dims=1)
+    def remember(self, features: Tensor, targets: Tensor) -> None:
+        super().remember(features, targets)
+        for label in targets.unique():
+            of_class = features[targets == label]
+            self.varied[label] = (of_class != of_class[0]).any()
+        if self.varied.any() and not self.varied.all():
+            share = self.varied.to(self.spreads) / self.varied.sum()
+            self.spreads[~self.varied] = torch.tensordot(share, self.spreads, dims=1)
 
     def forward(self, units: Tensor) -> Tensor:
         """Squared distances: [B, D] -> [B, classes]"""
         some = max(AT_ONCE // max(units.numel(), 1), 1)
-        parts = zip(self.means.split(some), self.metrics.split(some), strict=True)
+        parts = zip(self.means.split(some), self.spreads.split(some), strict=True)
         return torch.cat([_distances(units, means, metrics) for means, metrics in parts], dim=1)
 
 
 def _distances(units: Tensor, means: Tensor, metrics: Tensor) -> Tensor:
     """[B, D], [C, D], [C, D, D] -> [B, C], through [C, B, D]"""
-    apart = units - means[:, None]
-    return (torch.bmm(apart, metrics) * apart).sum(dim=-1).mT
+    difference = units - means[:, None]
+    return (torch.bmm(difference, metrics) * difference).sum(dim=-1).mT
 
 
 @register("fecam")
-class FeCAM(TunedFirst):
+class FeCAM(Pretrained):
     """Every class has its own covariance of features: the paper's form for many images.
 
-    Features are brought to length 1 before anything is taken of them, as in the authors' scripts for a ViT, and shrunk
-    once, as in the paper.
+    Adapters and a cosine head are trained in the first step and then frozen. Features are scaled to length 1 before
+    statistics are computed, as in the authors' scripts for a ViT, and covariances are shrunk once, as in the paper.
 
-    HA is trained on features drawn of earlier classes that have their variances and not their correlations, which the
-    distance goes by: it can cost more than it brings.
+    HA is trained on drawn features of earlier classes, which have the variances of these classes but not their
+    correlations. The distance depends on correlations, so that HA can cost more than it brings.
     """
 
     title = "FeCAM"
     paper = "https://arxiv.org/abs/2309.14062"
-    classifiers = ("mahalanobis",)
+    classifiers: ClassVar[Mapping[str, str]] = {"mahalanobis": "mahalanobis"}
     Config = FeCAMConfig
     config: FeCAMConfig
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
-        by_variance, by_covariance = self.config.variance_shrinkage, self.config.covariance_shrinkage
-        if by_covariance > by_variance:
+        variance, covariance = self.config.variance_shrinkage, self.config.covariance_shrinkage
+        if covariance > variance:
             raise InputError(
-                f"options.covariance_shrinkage={by_covariance} is above options.variance_shrinkage={by_variance}: what "
-                "comes of it need not be a covariance; take at most as much."
+                f"options.covariance_shrinkage={covariance} is above options.variance_shrinkage={variance}, so that "
+                "the result may not be a covariance: lower it."
             )
-        self.metrics = ClassMetrics(self.feature_dim, by_variance, by_covariance).to(self.engine.device)
+        self.adapters = self.fresh_adapters(self.config.rank)
+        self.head = GrowingCosine(self.feature_dim).to(self.engine.device)
+        """Head of the first step's training."""
+        self.metrics = ClassMetrics(self.feature_dim, variance, covariance).to(self.engine.device)
 
     def grow(self, increment: Increment) -> None:
         super().grow(increment)
         self.metrics.grow(increment.seen_now)
+        if increment.seen_before == 0:
+            self.head.grow(increment.seen_now)
+        else:
+            self.adapters.requires_grad_(False)
+            self.head.requires_grad_(False)
+
+    def training_plan(self, increment: Increment) -> Training | None:
+        return self.train_on_images(increment) if increment.seen_before == 0 else None
+
+    def loss(self, images: Tensor, targets: Tensor) -> Tensor:
+        return self.reduce(cross_entropy(self.head(self.features(images)), targets), targets)
 
     def features(self, images: Tensor) -> Tensor:
-        return self.adapted(images)
+        return self.adapted(self.adapters, images)
 
     def classify(self, features: Tensor) -> Tensor:
         distances: Tensor = self.metrics(unit(features, self.config.tukey))
         return -SCALE * distances
 
-    def settle(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
-        self.metrics.remember(unit(features, self.config.tukey), targets, increment.classes)
+    def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
+        self.metrics.remember(unit(features, self.config.tukey), targets)
         return {}
 
-    def fixed_networks(self) -> Sequence[Callable[[Tensor], Tensor]]:
+    def fixed_networks(self) -> Sequence[Network]:
         return [self.features]
 
     def deployed(self) -> Iterable[nn.Module]:
-        return [*super().deployed(), self.metrics]
+        return [*super().deployed(), self.adapters, self.metrics]

@@ -1,8 +1,9 @@
-"""`Robustness`: which parts of the paper's framework are on, and their constants."""
+"""`Framework`: which parts of the paper's framework are on, and their constants."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -14,38 +15,49 @@ from ffcil.stream import Increment
 
 
 @dataclass(frozen=True)
-class Robustness:
-    """Which parts of the framework are on. It does not know which method uses it."""
+class Framework:
+    """The parts of the framework that are on. It does not know which method uses it."""
 
-    reduction: Reduction
+    reduction_name: str
+    """mean or class_wise_mean."""
     alignment: str
-    """none, wa or diwa"""
+    """none, wa or diwa."""
     diwa: DiwaSettings
     centre_weight: float
-    """of the centre loss; 0: none"""
+    """Weight of the centre loss; 0 turns it off."""
     ha: HaSettings | None
-    """None: no Head-Agnostic Alignment"""
+    """Settings of Head-Agnostic Alignment; None turns it off."""
 
     @classmethod
-    def resolve(cls, config: RunConfig, own_alignment: str, pretrained: bool = False) -> Robustness:
-        """What a configuration says, for a method whose alignment, unless it is set, is `own_alignment`."""
+    def resolve(cls, config: RunConfig, own_alignment: str, pretrained: bool = False) -> Framework:
+        """Resolve a configuration for a method whose default alignment is `own_alignment`."""
         reduction, alignment, ha = config.reduction, config.alignment, config.ha.use
         if reduction == "auto":
             reduction = "class_wise_mean" if config.robust else "mean"
         if pretrained and alignment in ("wa", "diwa"):
             raise InputError(
-                f"alignment={alignment} has no meaning for {config.method!r}, a pre-trained method: set ha.use=true."
+                f"alignment={alignment} is not supported by {config.method!r}, a pre-trained method: set ha.use=true."
             )
         if ha and not pretrained:
-            raise InputError(f"ha.use=true has no meaning for {config.method!r}, which is trained from scratch.")
+            raise InputError(
+                f"ha.use=true is not supported by {config.method!r}, which trains from scratch: set alignment=diwa."
+            )
         if alignment == "auto":
             alignment = "diwa" if config.robust and not pretrained else own_alignment  # type: ignore[assignment]
         if ha is None:
             ha = config.robust and pretrained
-        return cls(REDUCTIONS[reduction], alignment, config.diwa, config.centre_weight, config.ha if ha else None)
+        return cls(reduction, alignment, config.diwa, config.centre_weight, config.ha if ha else None)
+
+    @property
+    def reduction(self) -> Reduction:
+        return REDUCTIONS[self.reduction_name]
+
+    def describe(self) -> dict[str, Any]:
+        """Return the parts as the records of a run keep them."""
+        return {"reduction": self.reduction_name, "alignment": self.alignment, "ha": self.ha is not None}
 
     def align(self, weight: Tensor, increment: Increment) -> Alignment | None:
-        """Align the head after a step's training, before memory and evaluation."""
+        """Align the head in place, after the training of a step and before memory and evaluation."""
         if self.alignment == "none":
             return None
         if self.alignment == "wa":

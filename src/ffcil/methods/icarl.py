@@ -1,6 +1,6 @@
-"""iCaRL: cross-entropy, distillation from the network of the step before, herded exemplars, nearest-mean classifier.
+"""iCaRL: cross-entropy, distillation from the network of the previous step, exemplars, nearest-mean classifier.
 
-Rebuffi et al., CVPR 2017, in the softmax form in which PyCIL and the field run it.
+Rebuffi et al., CVPR 2017, in the softmax form that PyCIL and most later papers use.
 """
 
 from __future__ import annotations
@@ -8,47 +8,54 @@ from __future__ import annotations
 from pydantic import Field
 from torch import Tensor
 
-from ffcil.losses import cross_entropy, distillation
-from ffcil.methods.learner import MethodConfig, register
-from ffcil.methods.parts.teacher import Distilling
-from ffcil.methods.replay import Replay
+from ffcil.losses import cross_entropy
+from ffcil.methods.conventional import REHEARSAL, Conventional
+from ffcil.methods.learner import LearnerSettings, MethodConfig
+from ffcil.methods.parts.teacher import Teacher
+from ffcil.methods.registry import register
+from ffcil.stream import Increment
 
 
 class ICaRLConfig(MethodConfig):
-    """iCaRL's own fields."""
+    """Fields of iCaRL."""
 
     temperature: float = Field(2.0, gt=0)
-    """of the distillation"""
+    """Temperature of the distillation loss."""
     distillation_weight: float = Field(1.0, ge=0)
-    """of the distillation term against cross-entropy"""
+    """Weight of the distillation loss; the cross-entropy has weight 1."""
 
 
 @register("icarl")
-class ICaRL(Distilling, Replay):
+class ICaRL(Conventional):
     """Loss of every sample, new or replayed: cross-entropy over all classes + distillation over the old ones.
 
     The linear head is the scored classifier and is aligned (WA) in the original form, because the paper's DIWA, which
-    replaces WA, moves this method's figures. PyCIL scores the nearest mean and does not align: `alignment=none`, and
-    read `nearest-mean`.
+    replaces WA, changes this method's figures. PyCIL scores the nearest mean and does not align: set `alignment=none`
+    and read `nearest-mean`.
     """
 
     title = "iCaRL"
     paper = "https://arxiv.org/abs/1611.07725"
+    classifiers = REHEARSAL
+    uses_memory = True
+    own_alignment = "wa"
     Config = ICaRLConfig
     config: ICaRLConfig
-    own_alignment = "wa"
+
+    def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
+        super().__init__(settings, config)
+        self.teacher = Teacher(self.frozen_copy(self.backbone), self.engine)
+
+    def grow(self, increment: Increment) -> None:
+        self.teacher.copy_from(self.backbone, self.head)
+        super().grow(increment)
 
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
-        old = self.teacher.classes
-        if old == 0:
+        if not self.teacher.classes:
             return super().loss(images, targets)
-        teacher = self.engine.aside(lambda: self.teacher(images))
+        teacher = self.teacher.start(images)
         features = self.features(images)
         logits = self.head(features)
-        kept = self.config.distillation_weight * distillation(logits[:, :old], teacher(), self.config.temperature)
-        per_sample = self.mixed(cross_entropy(logits, targets), kept)
-        return self.reduce(per_sample, targets) + self.spread(features, targets)
-
-    def mixed(self, learnt: Tensor, kept: Tensor) -> Tensor:
-        """Cross-entropy and distillation of every sample, [B] each, as one loss."""
-        return learnt + kept
+        distilled = self.teacher.distillation(logits, teacher, self.config.temperature)
+        per_sample = cross_entropy(logits, targets) + self.config.distillation_weight * distilled
+        return self.classification_loss(features, per_sample, targets)

@@ -1,6 +1,6 @@
-"""LwF, learning without forgetting: distillation from the network of the step before on the new images, no memory.
+"""LwF, learning without forgetting: distillation from the network of the previous step on the new images, no memory.
 
-Li & Hoiem, ECCV 2016, in the class-incremental form in which PyCIL and the field run it.
+Li & Hoiem, ECCV 2016, in the class-incremental form that PyCIL and most later papers use.
 """
 
 from __future__ import annotations
@@ -8,27 +8,30 @@ from __future__ import annotations
 from pydantic import Field
 from torch import Tensor
 
-from ffcil.losses import cross_entropy, distillation
-from ffcil.methods.learner import MethodConfig, register
-from ffcil.methods.parts.teacher import Distilling
+from ffcil.losses import cross_entropy
+from ffcil.methods.conventional import Conventional
+from ffcil.methods.learner import LearnerSettings, MethodConfig
+from ffcil.methods.parts.teacher import Teacher
+from ffcil.methods.registry import register
+from ffcil.stream import Increment
 
 
 class LwFConfig(MethodConfig):
-    """LwF's own fields."""
+    """Fields of LwF."""
 
     temperature: float = Field(2.0, gt=0)
-    """of the distillation"""
+    """Temperature of the distillation loss."""
     distillation_weight: float = Field(3.0, ge=0)
-    """of the distillation term against cross-entropy"""
+    """Weight of the distillation loss; the cross-entropy has weight 1."""
 
 
 @register("lwf")
-class LwF(Distilling):
-    """Loss of every sample: cross-entropy over the new classes alone + distillation over the old ones.
+class LwF(Conventional):
+    """Loss of every sample: cross-entropy over the new classes only + distillation over the old ones.
 
-    Old and new rows of the head so meet in no softmax: the new images cannot push the old classes down, and nothing
-    but distillation moves the old rows. The price: cross-entropy over a single class is 0, so the row of a class that
-    arrives alone stays as it was drawn, here as in the reference.
+    Old and new rows of the head are never in one softmax: new images cannot lower the scores of old classes, and only
+    the distillation changes the old rows. The price: cross-entropy over a single class is 0, so the row of a class that
+    arrives alone keeps its initial values, here as in the reference.
     """
 
     title = "LwF"
@@ -36,12 +39,20 @@ class LwF(Distilling):
     Config = LwFConfig
     config: LwFConfig
 
+    def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
+        super().__init__(settings, config)
+        self.teacher = Teacher(self.frozen_copy(self.backbone), self.engine)
+
+    def grow(self, increment: Increment) -> None:
+        self.teacher.copy_from(self.backbone, self.head)
+        super().grow(increment)
+
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
         old = self.teacher.classes
-        if old == 0:
+        if not old:
             return super().loss(images, targets)
-        teacher = self.engine.aside(lambda: self.teacher(images))
+        teacher = self.teacher.start(images)
         logits = self.head(self.features(images))
-        learnt = cross_entropy(logits[:, old:], targets - old)
-        kept = distillation(logits[:, :old], teacher(), self.config.temperature)
-        return self.reduce(learnt + self.config.distillation_weight * kept, targets)
+        distilled = self.teacher.distillation(logits, teacher, self.config.temperature)
+        per_sample = cross_entropy(logits[:, old:], targets - old) + self.config.distillation_weight * distilled
+        return self.reduce(per_sample, targets)

@@ -5,57 +5,86 @@ Zhou et al., ICLR 2023.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ffcil.methods.der import DER, DERConfig
-from ffcil.methods.learner import register
+from ffcil.losses import cross_entropy
+from ffcil.methods.conventional import REHEARSAL, Conventional
+from ffcil.methods.learner import LearnerSettings, MethodConfig
+from ffcil.methods.parts.expansion import AuxiliaryHead
+from ffcil.methods.registry import register
 from ffcil.models.resnet import pool
+from ffcil.stream import Increment
 
 
-class MEMOConfig(DERConfig):
-    """MEMO's own fields."""
+class MEMOConfig(MethodConfig):
+    """Fields of MEMO."""
 
     auxiliary_weight: float = Field(1.0, ge=0)
-    """of the auxiliary loss, which tells the new classes apart by the new stage alone"""
+    """Weight of the auxiliary loss, which tells the new classes apart by the new stage alone."""
     train_base: bool = True
-    """go on training the shared lower network after the first step: for small first steps; false for large ones"""
+    """Whether the shared lower network is trained after the first step: true for small first steps, false for large
+    ones."""
 
 
 @register("memo")
-class MEMO(DER):
-    """`backbone.lower` is shared, `backbone.upper` is the stage that is trained, `frozen` are the earlier stages.
+class MEMO(Conventional):
+    """`backbone.lower` is shared, `backbone.upper` is the stage that is trained, `frozen` holds the earlier stages.
 
-    With `train_base` the frozen stages see inputs that drift, and the loss reaches the shared network through them.
+    With `train_base` the inputs of the frozen stages drift, and the loss reaches the shared network through them.
     """
 
     title = "MEMO"
     paper = "https://arxiv.org/abs/2205.13218"
+    classifiers = REHEARSAL
+    uses_memory = True
+    own_alignment = "wa"
     Config = MEMOConfig
     config: MEMOConfig
 
-    def freeze(self) -> None:
-        self.frozen.append(self.frozen_copy(self.backbone.upper))
-        self.backbone.lower.requires_grad_(self.config.train_base)
+    def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
+        super().__init__(settings, config)
+        self.frozen = nn.ModuleList()
+        self.auxiliary = AuxiliaryHead(self.backbone.feature_dim)
+
+    def grow(self, increment: Increment) -> None:
+        width = self.backbone.feature_dim
+        if increment.seen_before:
+            self.frozen.append(self.frozen_copy(self.backbone.upper))
+            self.backbone.lower.requires_grad_(self.config.train_base)
+            self.auxiliary = AuxiliaryHead.for_step(increment, width, self.engine.device)
+        self.head.grow(increment.seen_now, width * (len(self.frozen) + 1))
+        self.reset_centres(increment)
 
     def features(self, images: Tensor) -> Tensor:
-        return self.through([*self.frozen, self.backbone.upper], images)
+        return self.stage_features([*self.frozen, self.backbone.upper], images)
 
-    def through(self, stages: Sequence[nn.Module], images: Tensor) -> Tensor:
-        """[B, D * stages]"""
+    def stage_features(self, stages: Sequence[nn.Module], images: Tensor) -> Tensor:
+        """Features of some stages on top of the shared network, [B, D * stages]."""
         with self.engine.autocast():
             maps = self.backbone.lower(images)
             features = torch.cat([pool(stage(maps)) for stage in stages], dim=1)
         return features.float()
 
-    def fixed_networks(self) -> list[Callable[[Tensor], Tensor]]:
-        if self.config.train_base:
-            return []
-        return [partial(self.through, [stage]) for stage in self.frozen]
+    def loss(self, images: Tensor, targets: Tensor) -> Tensor:
+        features = self.features(images)
+        per_sample = cross_entropy(self.head(features), targets)
+        if len(self.frozen):
+            per_sample = per_sample + self.config.auxiliary_weight * self.auxiliary.loss(features, targets)
+        return self.classification_loss(features, per_sample, targets)
 
-    def moving_features(self, images: Tensor) -> Tensor:
-        return self.features(images) if self.config.train_base else self.through([self.backbone.upper], images)
+    def deployed(self) -> Iterable[nn.Module]:
+        return [self.backbone, self.head, self.frozen]
+
+    def test_scores(self, increment: Increment) -> Iterator[dict[str, Tensor]]:
+        """With a fixed base, the features of the frozen stages never change and are computed once per run."""
+        if self.config.train_base:
+            yield from super().test_scores(increment)
+            return
+        fixed = [partial(self.stage_features, [stage]) for stage in self.frozen]
+        newest = partial(self.stage_features, [self.backbone.upper])
+        yield from map(self.scores, self.test_features(increment, fixed, newest))

@@ -1,4 +1,4 @@
-"""MoAL: adapters that follow every step slowly, and ridge regression in closed form that goes over old classes again.
+"""MoAL: adapters that follow every step slowly, and ridge regression in closed form that rehearses old classes.
 
 Gao et al., "Knowledge Memorization and Rumination for Pre-trained Model-based Class-Incremental Learning", CVPR 2025.
 """
@@ -6,53 +6,58 @@ Gao et al., "Knowledge Memorization and Rumination for Pre-trained Model-based C
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from ffcil.methods.learner import LearnerSettings, MethodConfig, register
-from ffcil.methods.ranpac import RanPAC, RanPACConfig
-from ffcil.models.analytic import fit_drift
-from ffcil.models.heads import cosine
-from ffcil.models.tuners import Tuning
+from ffcil.losses import cross_entropy
+from ffcil.methods.learner import LearnerSettings, MethodConfig
+from ffcil.methods.parts.analytic import SCALE, AnalyticConfig, is_largest_step, sample_weights
+from ffcil.methods.pretrained import Pretrained
+from ffcil.methods.registry import register
+from ffcil.models.analytic import AnalyticHead, fit_drift
+from ffcil.models.heads import GrowingCosine, cosine
 from ffcil.stream import Increment
+from ffcil.training.fit import Training
 
 
-class MoALConfig(RanPACConfig):
+class MoALConfig(AnalyticConfig):
     """MoAL's own fields."""
 
     hidden: PositiveInt = 15000
-    """random features"""
+    """Number of random features."""
     momentum: float = Field(0.999, ge=0, le=1)
-    """alpha of eq. (5): share of the adapters that an epoch leaves as they were"""
+    """Momentum alpha of eq. (5): the share of the adapters that an epoch leaves unchanged."""
     first_targets: float = Field(0.9, gt=0, le=1)
-    """what features of the first step regress to; 0.9 in the published code, which the paper does not mention"""
+    """Regression target of the first step's features; 0.9 in the published code, not mentioned in the paper."""
 
 
 @register("moal")
-class MoAL(RanPAC):
-    """One set of adapters; after each step's training it is the running mean of what the epochs left, eq. (5).
+class MoAL(Pretrained):
+    """One set of adapters; after the training of each step it is the running mean over the epochs, eq. (5).
 
-    Then: the means of the old classes are moved to where features are now; the step's features are memorised, eq. (9);
-    features of old classes are made up from those of new ones and, where the new weights get them wrong, memorised too
-    (ruminated, eq. (14)). `statistics.means` are the prototypes, so HA draws old features where they are now.
+    Then the means of the old classes are moved to where features are now; the step's features are memorised, eq. (9);
+    features of old classes are synthesised from those of new ones and memorised, too, if the new weights misclassify
+    them (rumination, eq. (14)). `statistics.means` are the prototypes, so that HA draws old features where they are
+    now.
 
-    Where paper and published code differ we follow the code: the map of the prototypes is linear (an MLP in the paper),
-    features move from the new class's mean to the old one's (eq. (12) has the signs exchanged), and real features of
-    the new classes are ruminated as well.
+    Where the paper and the published code differ, the code is followed: the map of the prototypes is linear (an MLP in
+    the paper), features move from the new class's mean to the old one's (eq. (12) has the opposite signs), and real
+    features of the new classes are ruminated as well.
 
     Departures from the code:
-    - Sums and two solutions a step in place of many small recursive updates: the same weights.
+    - Sums and two solutions per step replace many small recursive updates: the weights are the same.
     - The map of the prototypes is found by ridge regression (`fit_drift`), not by 1000 epochs of SGD.
-    - All features are of untouched images, as at test time; there, those that are memorised are of augmented ones.
-    - Rows of new classes in the cosine head start random: from zero, the first gradient is about 1e12. The rows of the
-      first step stay, where a new head is drawn there.
+    - All features come from images without augmentation, as at test time; the code memorises augmented ones.
+    - Rows of new classes in the cosine head start at random: from zero, the first gradient is about 1e12. The rows of
+      the first step are kept, where the code draws a new head.
 
-    Under class-wise mean all classes of a step weigh the same in the sums, and all classes seen in what may be
-    ruminated. Lambda is chosen once, by the first step, unless `ridge_from` says otherwise.
+    Under class-wise mean, all classes of a step have equal weights in the sums, and all classes seen in the candidates
+    for rumination. The first step chooses lambda once, unless `ridge_from` differs.
     """
 
     title = "MoAL"
@@ -60,94 +65,104 @@ class MoAL(RanPAC):
         "https://openaccess.thecvf.com/content/CVPR2025/html/Gao_Knowledge_Memorization_and_Rumination_for_"
         "Pre-trained_Model-based_Class-Incremental_Learning_CVPR_2025_paper.html"
     )
+    classifiers: ClassVar[Mapping[str, str]] = {"analytic": "analytic head"}
     Config = MoALConfig
     config: MoALConfig
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
+        self.adapters = self.fresh_adapters(self.config.rank)
+        self.head = GrowingCosine(self.feature_dim).to(self.engine.device)
+        """Head of the training only."""
+        bound = self.feature_dim**-0.5
+        draw = partial(nn.init.uniform_, a=-bound, b=bound)
+        self.analytic = AnalyticHead(self.feature_dim, self.config.hidden, draw).to(self.engine.device)
         self.running = copy.deepcopy(self.adapters).requires_grad_(False)
-        """mean of the adapters over the epochs of a step, from the step before on"""
+        """Running mean of the adapters over the epochs of a step, which starts from the step before."""
         self.earlier = copy.deepcopy(self.adapters).requires_grad_(False)
-        """the adapters as the step before left them"""
-
-    @staticmethod
-    def draw_projection(projection: Tensor) -> Tensor:
-        bound = projection.shape[1] ** -0.5
-        return nn.init.uniform_(projection, -bound, bound)
-
-    def trains(self, increment: Increment) -> bool:
-        return True
+        """The adapters at the end of the step before."""
 
     def grow(self, increment: Increment) -> None:
         super().grow(increment)
-        for kept in (self.running, self.earlier):
-            kept.load_state_dict(self.adapters.state_dict())
+        self.head.grow(increment.seen_now)
+        self.analytic.grow(increment.seen_now)
+        for copied in (self.running, self.earlier):
+            copied.load_state_dict(self.adapters.state_dict())
 
-    def fixed_networks(self) -> Sequence[Callable[[Tensor], Tensor]]:
-        return ()
+    # --- training -------------------------------------------------------------------------------------------------
+
+    def training_plan(self, increment: Increment) -> Training:
+        # the first step adapts freely
+        return self.train_on_images(increment, after_epoch=self._average if increment.seen_before else None)
 
     @torch.no_grad()
-    def epoch_ended(self, increment: Increment) -> None:
-        if increment.seen_before == 0:  # the first step adapts freely
-            return
-        for mean, now in zip(self.running.parameters(), self.adapters.parameters(), strict=True):
-            mean.lerp_(now, 1 - self.config.momentum)
+    def _average(self) -> None:
+        for average, now in zip(self.running.parameters(), self.adapters.parameters(), strict=True):
+            average.lerp_(now, 1 - self.config.momentum)
+
+    def features(self, images: Tensor) -> Tensor:
+        return self.adapted(self.adapters, images)
+
+    def loss(self, images: Tensor, targets: Tensor) -> Tensor:
+        return self.reduce(cross_entropy(self.head(self.features(images)), targets), targets)
 
     def finish(self, increment: Increment) -> dict[str, Any]:
         if increment.seen_before:
             self.adapters.load_state_dict(self.running.state_dict())
         return super().finish(increment)
 
-    def chooses_as_published(self, increment: Increment) -> bool:
-        return increment.seen_before == 0
+    # --- the classifier -------------------------------------------------------------------------------------------
 
-    def settle(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
+    def classify(self, features: Tensor) -> Tensor:
+        scores: Tensor = self.analytic(features)
+        return SCALE * scores
+
+    def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
         self.statistics.remember(features, targets)
-        weights = self.weights(targets)
-        if self.chooses(increment):
+        weights, first = sample_weights(targets, self.reduce), increment.seen_before == 0
+        if first if self.config.ridge_from == "published" else is_largest_step(self.boundaries):
             self.analytic.choose(features, targets, self.generator(increment, "ridge"), weights)
-        if increment.seen_before == 0:
-            self.analytic.add(features, targets, weights)
-            self.analytic.moments.mul_(self.config.first_targets)
-            self.analytic.solve()
-            return {"ridge": self.analytic.ridge.item(), "ruminated": 0}
-        self._move_means(increment, features)
+        if not first:
+            self._move_means(increment, features)
         self.analytic.add(features, targets, weights)
+        if first:
+            self.analytic.moments.mul_(self.config.first_targets)
         self.analytic.solve()
-        return {"ridge": self.analytic.ridge.item(), "ruminated": self._ruminate(increment, features, targets)}
+        ruminated = 0 if first else self._ruminate(increment, features, targets)
+        return {"ridge": self.analytic.ridge.item(), "ruminated": ruminated}
 
     def _move_means(self, increment: Increment, features: Tensor) -> None:
-        """The old classes' means to where the images of the step say that features went."""
-        before, _ = self.sweep(increment, self._earlier_features)
+        """Move the old classes' means as the features of the step's images moved."""
+        before, _ = self.extract_features(increment, partial(self.adapted, self.earlier))
         old = self.statistics.means[: increment.seen_before]
         old.copy_(fit_drift(before, features, self.generator(increment, "drift"))(old))
 
-    def _earlier_features(self, images: Tensor) -> Tensor:
-        return self.tuned(images, [Tuning(adapter) for adapter in self.earlier])  # type: ignore[arg-type]
-
     def _ruminate(self, increment: Increment, features: Tensor, targets: Tensor) -> int:
-        """Memorise what the weights of now get wrong, of old and new classes; returns how much that was."""
-        made_up, of_class = pseudo_features(features, targets, self.statistics.means, increment.seen_before)
-        pool, labels = torch.cat([made_up, features]), torch.cat([of_class, targets])
-        weights = self.weights(labels)
+        """Memorise the features of old and new classes that the present weights misclassify. Returns their number."""
+        synthesised, old_targets = pseudo_features(features, targets, self.statistics.means, increment.seen_before)
+        pool, labels = torch.cat([synthesised, features]), torch.cat([old_targets, targets])
+        weights = sample_weights(labels, self.reduce)
         wrong = self.analytic.predict(pool) != labels
         self.analytic.add(pool[wrong], labels[wrong], None if weights is None else weights[wrong])
         self.analytic.solve()
         return int(wrong.sum())
 
+    def deployed(self) -> Iterable[nn.Module]:
+        return [*super().deployed(), self.adapters, self.analytic]
+
 
 def pseudo_features(features: Tensor, targets: Tensor, means: Tensor, old_classes: int) -> tuple[Tensor, Tensor]:
-    """Features of each old class: those of the new class whose mean is most like its own, moved to its mean.
+    """Features of each old class: those of the new class with the most similar mean, moved to the old class's mean.
 
     Args:
-        features: of the new classes, [N, D]
-        targets: their classes, [N]
-        means: of all classes, [C, D], the first `old_classes` of them old
+        features: Features of the new classes, [N, D].
+        targets: Their classes, [N].
+        means: Means of all classes, [C, D]; the first `old_classes` are old.
 
     Returns:
-        features and their classes, old class by old class
+        The features and their classes, old class by old class.
     """
-    like = old_classes + cosine(means[:old_classes], means[old_classes:]).argmax(dim=1)  # a new class for each old one
-    moved = [features[targets == new] - means[new] + means[old] for old, new in enumerate(like.tolist())]
+    nearest = old_classes + cosine(means[:old_classes], means[old_classes:]).argmax(dim=1)  # a new class per old class
+    moved = [features[targets == new] - means[new] + means[old] for old, new in enumerate(nearest.tolist())]
     classes = [torch.full((len(rows),), old, device=targets.device) for old, rows in enumerate(moved)]
     return torch.cat(moved), torch.cat(classes)

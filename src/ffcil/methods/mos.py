@@ -1,117 +1,135 @@
-"""MOS: adapters that are drawn towards the mean of the earlier ones while they train; retrieval that corrects itself.
+"""MOS: adapters are pulled towards the mean of the earlier ones while they train; adapter retrieval refines itself.
 
 Sun et al., "MOS: Model Surgery for Pre-Trained Model-Based Class-Incremental Learning", AAAI 2025.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from ffcil.losses import cross_entropy
-from ffcil.methods.learner import LearnerSettings, MethodConfig, register
-from ffcil.methods.parts.step_adapters import StepAdapters, StepAdaptersConfig
+from ffcil.methods.learner import LearnerSettings, MethodConfig
+from ffcil.methods.parts.adapters import StepAdapters, step_of
+from ffcil.methods.parts.gaussians import GaussianHeadConfig, HeadTraining, class_gaussians
+from ffcil.methods.parts.prototypes import Prototypes
+from ffcil.methods.pretrained import Network, Pretrained
+from ffcil.methods.registry import register
 from ffcil.models.heads import GrowingLinear, cosine
 from ffcil.stream import Increment
-from ffcil.training.fit import Rate
+from ffcil.training.fit import ParameterGroup, Training
 
 HEAD_DEVIATION = 0.02
-"""of the head's fresh weights, as timm's heads have it: at a tenth of the rate it cannot unlearn a larger start"""
+"""Standard deviation of the head's initial weights, as in timm: at a tenth of the learning rate the head cannot unlearn
+larger ones."""
 HEAD_RATE = 0.1
-"""of the head, as a share of the adapters' learning rate"""
+"""Factor on the learning rate for the head."""
 EVALUATIONS = 4
-"""of the head in an image's retrieval, at most"""
+"""Largest number of evaluations of the head in the retrieval for an image."""
 
 
-class MOSConfig(StepAdaptersConfig):
-    """MOS's own fields. `released` draws adapters towards the mean once a block and once more in every optimiser step,
-    and then goes on with the mean itself: that is where the released code's evaluation leaves them."""
+class MOSConfig(GaussianHeadConfig):
+    """MOS's own fields. With `released`, adapters are merged with the mean once per block and once more in every
+    optimiser step, and are then replaced by the mean itself, which is where the released code's evaluation leaves
+    them."""
 
     merge_rate: float = Field(0.1, ge=0, le=1)
-    """how far an optimiser step's merge draws the adapters towards the mean of the earlier ones"""
+    """Share of the mean of the earlier adapters in the merge after every optimiser step."""
     contrastive_weight: float = Field(0.1, ge=0)
-    """of the term that makes features and earlier class means unlike each other"""
+    """Weight of the term that makes features and earlier class means dissimilar."""
     contrastive_temperature: float = Field(0.8, gt=0)
-    """by which that term's dot products are divided"""
+    """Temperature of that term, by which its dot products are divided."""
 
 
 def retrieve(first: Tensor, following: Tensor, evaluations: int = EVALUATIONS) -> Tensor:
-    """The adapter under which each image's head is evaluated last: int64 [B].
+    """The adapters under which the head is evaluated last for each image: int64 [B].
 
-    From an adapter, the head's prediction names the next one; an image stops where adapter and prediction agree, or at
-    the last evaluation. One that has stopped names itself, so all images can walk on together.
+    From a set of adapters, the head's prediction names the next set. An image stops where both agree, or at the last
+    evaluation. An image that has stopped names the same set again, so that all images can proceed together.
 
     Args:
-        first: the adapter to begin with, [B]
-        following: the adapter that the prediction under each adapter names, [B, T]
+        first: Step of the adapters to start from, [B].
+        following: Step that the prediction under the adapters of each step names, [B, T].
     """
-    adapter = first
+    adapters = first
     for _ in range(evaluations - 1):
-        adapter = following.gather(1, adapter[:, None])[:, 0]
-    return adapter
+        adapters = following.gather(1, adapters[:, None])[:, 0]
+    return adapters
 
 
 @register("mos")
-class MOS(StepAdapters):
-    """Prototypes under the first step's adapters choose an adapter; the head under it may choose another.
+class MOS(Pretrained):
+    """Prototypes under the first step's adapters choose the adapters of a step; the head under them may choose others.
 
-    The contrastive term takes dot products as they are. It is nearly idle where a class mean is most like itself; on a
-    network with long features of which the means are much shorter it outweighs the cross-entropy (the loss then rises
-    from step to step): set contrastive_weight=0 there. At a step of one class it is all that trains, the cross-entropy
-    being constant. HA stands before both classifiers, as before every prediction, and is trained through the head.
+    The adapters of a step start from those of the step before. After a step's training, the head of all classes is
+    trained again on features drawn from the Gaussians of all classes, each in the space of its own step.
+
+    The contrastive term uses dot products without normalisation. It has little effect if a class mean is most similar
+    to itself. On a network whose features are long and whose class means are much shorter, it outweighs the
+    cross-entropy (the loss then rises from step to step): set contrastive_weight=0 there. In a step with a single class
+    only this term trains, because the cross-entropy is constant. HA precedes both classifiers and is trained through
+    the head.
     """
 
     title = "MOS"
     paper = "https://arxiv.org/abs/2412.09441"
+    classifiers: ClassVar[Mapping[str, str]] = {"ensemble": "ensemble"}
     Config = MOSConfig
     config: MOSConfig
-    prototypes: Tensor
     stepped: Tensor
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
-        device = self.engine.device
-        self.earlier = self.fresh_adapters().requires_grad_(False)
-        """mean of the adapters that earlier steps trained"""
-        self.register_buffer("prototypes", torch.empty(0, self.feature_dim, device=device))
-        """mean feature of each class under the first step's adapters, [classes, D]"""
+        device, width = self.engine.device, self.feature_dim
+        self.steps = StepAdapters(self.fresh_adapters(self.config.rank))
+        self.gaussians = class_gaussians(width, self.config.diagonal).to(device)
+        self.head = GrowingLinear(width, HEAD_DEVIATION).to(device)
+        self.head_training = HeadTraining.create(settings, self.config, period=max(self.config.head_epochs, 1))
+        self.earlier = self.fresh_adapters(self.config.rank).requires_grad_(False)
+        """Mean of the adapters that earlier steps trained."""
+        self.prototypes = Prototypes(width).to(device)
+        """Prototypes under the first step's adapters."""
         self.register_buffer("stepped", torch.zeros((), device=device))
-        """1 once this step has begun to optimise: there is then an optimiser step that no merge has followed yet"""
-
-    def build_head(self) -> GrowingLinear:
-        return GrowingLinear(self.feature_dim, HEAD_DEVIATION)
+        """1 once this step has started to optimise, so that the merge after the last optimiser step is due."""
 
     def grow(self, increment: Increment) -> None:
         super().grow(increment)
-        room = self.prototypes.new_zeros(len(increment.classes), self.feature_dim)
-        self.prototypes = torch.cat([self.prototypes, room])
+        if increment.seen_before:
+            self.steps.keep_newest()
+        for part in (self.gaussians, self.head, self.prototypes):
+            part.grow(increment.seen_now)
         self.stepped.zero_()
 
-    # --- training -----------------------------------------------------------------------------------------------
+    # --- training -------------------------------------------------------------------------------------------------
 
-    def rates(self) -> list[Rate]:
-        return [Rate(list(self.adapters.parameters())), Rate(list(self.head.parameters()), HEAD_RATE)]
+    def training_plan(self, increment: Increment) -> Training:
+        adapters, head = list(self.steps.newest.parameters()), list(self.head.parameters())
+        return self.train_on_images(increment, groups=[ParameterGroup(adapters), ParameterGroup(head, HEAD_RATE)])
+
+    def features(self, images: Tensor) -> Tensor:
+        return self.adapted(self.steps.newest, images)
 
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
-        if self.training and self.kept:
-            # A merge belongs behind every optimiser step, which lies outside the loss. So each loss does the merge that
-            # is due from the step before it, and `finish` the last. All of it is tensors: a captured graph replays it.
-            # The released code also merges in each block's forward; here those merges come before the whole forward.
+        if self.training and self.steps.kept:
+            # A merge follows every optimiser step, which is outside the loss. So each loss does the merge that is due
+            # from the step before it, and `finish` does the last. A captured graph replays it, as all of it is tensors.
+            # The released code also merges in each block's forward; here these merges precede the whole forward.
             self.merge(self.stepped + self.vit.depth if self.config.released else self.stepped)
             self.stepped.fill_(1)
         features = self.features(images)
-        # without the old classes' logits, which is the same as with them at minus infinity
+        # leaving out the logits of the old classes is the same as setting them to minus infinity
         per_sample = cross_entropy(self.head(features)[:, self.old_classes :], targets - self.old_classes)
         loss = self.reduce(per_sample, targets)
         return loss + self.config.contrastive_weight * self.contrastive(features, targets)
 
     def contrastive(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Each row, of the earlier class means and the batch together, is to be like none of the others; dot products
-        as they are, not normalised. Rows have classes, an earlier mean its own: so the reduction applies."""
+        """Make each row of earlier class means and batch features dissimilar to all others, by plain dot products.
+        The rows of earlier means have their own classes, so that the reduction applies."""
         rows = torch.cat([self.gaussians.means[: self.old_classes], features])  # [C_old + B, D]
         classes = torch.cat([torch.arange(self.old_classes, device=targets.device), targets])
         similarity = rows @ rows.T / self.config.contrastive_temperature
@@ -119,44 +137,58 @@ class MOS(StepAdapters):
 
     @torch.no_grad()
     def merge(self, times: Tensor) -> None:
-        """A <- (1 - a) A + a (mean of the earlier), `times` (a tensor, 0 allowed) times at once."""
+        """A <- (1 - a) A + a (mean of the earlier adapters), `times` times at once; 0 times is allowed."""
         rate = 1 - (1 - self.config.merge_rate) ** times
-        for own, earlier in zip(self.adapters.parameters(), self.earlier.parameters(), strict=True):
+        for own, earlier in zip(self.steps.newest.parameters(), self.earlier.parameters(), strict=True):
             own.lerp_(earlier, rate)
 
     def finish(self, increment: Increment) -> dict[str, Any]:
-        if self.kept:
-            self.merge(self.stepped)  # of the last optimiser step
+        if self.steps.kept:
+            self.merge(self.stepped)  # after the last optimiser step
         self.remember_adapters()
         return super().finish(increment)
 
     @torch.no_grad()
     def remember_adapters(self) -> None:
-        """Take this step's adapters into the mean. The released code's evaluation, which pulls stored adapters on
-        towards the mean of those before them with every batch, is taken where it ends: at that mean."""
-        steps = len(self.kept)
-        for own, earlier in zip(self.adapters.parameters(), self.earlier.parameters(), strict=True):
+        """Add this step's adapters to the mean. The evaluation of the released code pulls stored adapters further
+        towards the mean of those before them with every batch; with `released` they are set to where this ends, that
+        mean."""
+        steps = len(self.steps.kept)
+        for own, earlier in zip(self.steps.newest.parameters(), self.earlier.parameters(), strict=True):
             before = earlier.clone()
             earlier.lerp_(own, 1 / (steps + 1))
             if self.config.released and steps:
                 own.copy_(before)
 
-    def settle(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
-        notes = super().settle(increment, features, targets)
-        if self.kept:
-            features, targets = self.sweep(increment, partial(self.adapted, self.kept[0]))  # type: ignore[arg-type]
-        for label in increment.classes:
-            self.prototypes[label] = features[targets == label].mean(dim=0)
+    def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
+        self.gaussians.remember(features, targets)
+        notes = {}
+        if increment.seen_before:  # in the first step, all classes of the head were just learned together
+            generator = self.generator(increment, "drawn features")
+            notes["head_loss"] = self.head_training.train(self.head, self.gaussians, generator)
+            features, targets = self.extract_features(increment, self.fixed_networks()[0])
+        self.prototypes.remember(features, targets, increment.classes)
         return notes
 
-    # --- prediction ---------------------------------------------------------------------------------------------
+    # --- prediction -----------------------------------------------------------------------------------------------
 
-    def cached_scores(self, features: Tensor) -> dict[str, Tensor]:
-        """Softmax of the head under the retrieved adapter, and of the prototypes, sharper with every step."""
-        by_step = self.aligned_by_step(features)  # [B, T, D]
-        of_prototypes = cosine(by_step[:, 0], self.prototypes)  # [B, C]
+    def fixed_networks(self) -> Sequence[Network]:
+        """One network per step. The newest adapters, too, will not change before they are kept."""
+        return [partial(self.adapted, adapters) for adapters in self.steps]
+
+    def classify(self, features: Tensor) -> Tensor:
+        scores: Tensor = self.head(features)
+        return scores
+
+    def score_features(self, features: Tensor) -> Tensor:
+        """Softmax of the head under the retrieved adapters, plus that of the prototypes, sharper with every step."""
+        by_step = self.aligned(features.unflatten(1, (-1, self.feature_dim)))  # [B, T, D]
+        cosines = cosine(by_step[:, 0], self.prototypes.means)  # [B, C]
         of_head = self.classify(by_step)  # [B, T, C]
-        retrieved = retrieve(self.step_of(of_prototypes.argmax(dim=-1)), self.step_of(of_head.argmax(dim=-1)))
+        first, following = (step_of(scores.argmax(dim=-1), self.boundaries) for scores in (cosines, of_head))
+        retrieved = retrieve(first, following)
         refined = of_head[torch.arange(len(retrieved), device=retrieved.device), retrieved]  # [B, C]
-        steps = len(self.boundaries)
-        return {self.classifiers[0]: refined.softmax(dim=1) + (steps * of_prototypes).softmax(dim=1)}
+        return refined.softmax(dim=1) + (len(self.boundaries) * cosines).softmax(dim=1)
+
+    def deployed(self) -> Iterable[nn.Module]:
+        return [*super().deployed(), self.steps, self.head]

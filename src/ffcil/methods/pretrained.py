@@ -1,35 +1,49 @@
-"""`Pretrained`: what the methods on a frozen, pre-trained ViT have in common, Head-Agnostic Alignment among it."""
+"""`Pretrained`: the base of all methods on a frozen, pre-trained ViT, with Head-Agnostic Alignment (HA)."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ffcil.errors import InputError
-from ffcil.ha import AlignmentTraining, ClassStatistics, HeadAgnosticAlignment, align_features
+from ffcil.ha import ClassStatistics, HeadAgnosticAlignment, alignment_loss, draw_surrogates
 from ffcil.methods.learner import Learner, LearnerSettings, MethodConfig
-from ffcil.models.tuners import Tuning
+from ffcil.models.tuners import Adapters, Tuning
 from ffcil.models.vit import UNTUNED, build_vit
 from ffcil.stream import Increment
-from ffcil.training.fit import derive_seed
+from ffcil.training.batches import FeatureSource
+from ffcil.training.fit import Optimisation, ParameterGroup, Training, fit
+from ffcil.training.seeds import derive_seed
 
+Network = Callable[[Tensor], Tensor]
+"""From normalised images [B, 3, H, W] to features [B, D]."""
 VIT = "vit."
-"""with which the names of the frozen network's weights begin"""
+"""Prefix of the frozen network's keys in a state."""
+FORMER_KEYS = {
+    "statistics.deviations": "statistics.spreads",
+    "gaussians.factors": "gaussians.spreads",
+    "metrics.metrics": "metrics.spreads",
+    "metrics.spread": "metrics.varied",
+    "prototypes": "prototypes.means",
+    "adapters.": "steps.newest.",
+    "kept.": "steps.kept.",
+}
+"""Beginnings of keys in states of earlier versions, and their present form."""
 
 
 class Pretrained(Learner):
-    """A learner on one frozen ViT. A method says its features, its classifier, and what a step leaves behind.
+    """A learner on one frozen ViT. A method defines its features, its classifier, and how the classifier is fitted.
 
-    After a step's training, the features of its images are computed once (`sweep`), the method settles its classifier
-    on them (`settle`), HA is trained on top where it is on, and the classes' statistics are remembered.
+    After the training of a step, the features of its images are extracted once (`extract_features`), the method fits
+    its classifier to them (`fit_classifier`), HA is trained if it is on, and the statistics of the classes are stored.
     """
 
     pretrained = True
-    classifiers = ("prototype",)
+    classifiers: ClassVar[Mapping[str, str]] = {"prototype": "prototypes"}
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
@@ -38,73 +52,97 @@ class Pretrained(Learner):
         self.vit = self.placed(vit)
         width, device = self.feature_dim, self.engine.device
         self.statistics = ClassStatistics(width).to(device)
-        """of raw features, in the space in which each class was learned"""
+        """Statistics of the features before HA, in the space in which each class was learned."""
         self.ha: HeadAgnosticAlignment | None = None
-        if settings.robustness.ha is not None:
-            alignment = HeadAgnosticAlignment(width, settings.robustness.ha.bottleneck)
+        if settings.framework.ha is not None:
+            alignment = HeadAgnosticAlignment(width, settings.framework.ha.bottleneck)
             self.ha = alignment.to(device).requires_grad_(False)
 
-    # --- what a method says -------------------------------------------------------------------------------------
+    # --- what a method defines ------------------------------------------------------------------------------------
 
     @property
     def feature_dim(self) -> int:
-        """Of what `features` gives and `classify` takes."""
+        """Number of features that `features` returns and `classify` receives."""
         return self.vit.feature_dim
 
     @abstractmethod
     def features(self, images: Tensor) -> Tensor:
-        """Of normalised images, as the newest classes are learned: [B, feature_dim]"""
+        """Features of normalised images, by the network that learns the newest classes: [B, feature_dim]"""
 
     @abstractmethod
     def classify(self, features: Tensor) -> Tensor:
-        """Scores of all classes seen, by the method's own rule: [B, classes]. HA is trained against it: gradients must
-        reach the features, and scores must be such that their softmax can be a sure one."""
+        """Scores of all classes seen, by the method's own rule: [B, classes]. HA is trained through it: gradients must
+        reach the features, and the scores must be large enough for a confident softmax."""
 
     @abstractmethod
-    def settle(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
-        """Prototypes, statistics, a head's second training: from raw features [N, D] of all of the step's images.
-        Returns what is worth a record."""
+    def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
+        """Fit the classifier to the features [N, D], before HA, of all images of a step. Returns notes."""
 
-    def fixed_networks(self) -> Sequence[Callable[[Tensor], Tensor]]:
-        """From test images to features that will never change; where there are any, `cached_scores` gets them."""
+    def fixed_networks(self) -> Sequence[Network]:
+        """Networks that never change again, those of earlier steps first. Test features are computed once by each."""
         return ()
 
-    def cached_scores(self, features: Tensor) -> dict[str, Tensor]:
-        """From the features of all fixed networks side by side, [B, D of all], to scores."""
-        return {self.classifiers[0]: self.classify(self.aligned(features))}
+    def changing_network(self) -> Network | None:
+        """A network that may change in a later step. Its features follow those of the fixed networks."""
+        return None if self.fixed_networks() else self.features
 
-    # --- what all of them have ----------------------------------------------------------------------------------
+    def score_features(self, features: Tensor) -> Tensor:
+        """Scores [B, classes] from the features of all these networks side by side, [B, D of all]."""
+        return self.classify(self.aligned(features))
 
-    def tuned(self, images: Tensor, tunings: Sequence[Tuning] = UNTUNED, blocks: int | None = None) -> Tensor:
-        """[B, 3, H, W] -> [B, D], by all blocks or the first few; the ViT alone runs in reduced precision."""
+    # --- what all methods have ------------------------------------------------------------------------------------
+
+    @property
+    def old_classes(self) -> int:
+        """Number of classes before the newest step."""
+        return self.boundaries[-2] if len(self.boundaries) > 1 else 0
+
+    def vit_features(self, images: Tensor, tunings: Sequence[Tuning] = UNTUNED, blocks: int | None = None) -> Tensor:
+        """Features of the ViT, or of its first blocks only: [B, 3, H, W] -> [B, D]. Only the ViT runs in reduced
+        precision."""
         with self.engine.autocast():
             features: Tensor = self.vit(images, tunings, blocks)
         return features.float()
 
+    def fresh_adapters(self, rank: int) -> Adapters:
+        return Adapters(self.vit.depth, self.vit.width, rank).to(self.engine.device)
+
+    def adapted(self, adapters: Adapters, images: Tensor) -> Tensor:
+        """Features of the ViT with a set of adapters: [B, 3, H, W] -> [B, D]"""
+        return self.vit_features(images, adapters.tunings())
+
     def aligned(self, features: Tensor) -> Tensor:
-        """Features as the classifier gets them: through HA where it is on."""
+        """Features as the classifier receives them: after HA if it is on."""
         return features if self.ha is None else self.ha(features)
 
     def logits(self, images: Tensor) -> dict[str, Tensor]:
-        return {self.classifiers[0]: self.classify(self.aligned(self.features(images)))}
+        changing = self.changing_network()
+        networks = [*self.fixed_networks(), *([changing] if changing else [])]
+        features = torch.cat([network(images) for network in networks], dim=1)
+        return {self.scored: self.score_features(features)}
+
+    def test_scores(self, increment: Increment) -> Iterator[dict[str, Tensor]]:
+        for features in self.test_features(increment, self.fixed_networks(), self.changing_network()):
+            yield {self.scored: self.score_features(features)}
 
     def grow(self, increment: Increment) -> None:
         self.statistics.grow(increment.seen_now)
 
     def generator(self, increment: Increment, use: str) -> torch.Generator:
-        """On the device, by seed, step and use alone."""
+        """A generator on the device. Its seed depends on the seed of the run, the step and the use only."""
         seed = derive_seed(self.settings.seed, increment.step, use)
         return torch.Generator(self.engine.device).manual_seed(seed)
 
-    def sweep(self, increment: Increment, compute: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """`compute`, or `features`, of all of the step's training images, untouched, and their classes."""
-        compute = compute or self.features
-        features = torch.cat(list(self.over(increment.train.images, increment.rows, compute)))
+    def extract_features(self, increment: Increment, network: Network | None = None) -> tuple[Tensor, Tensor]:
+        """Features of all training images of a step without augmentation, by default from `features`; and their
+        classes."""
+        network = network or self.features
+        features = torch.cat(list(self.over(increment.train.images, increment.rows, network)))
         return features, increment.train.labels[increment.rows]
 
     def finish(self, increment: Increment) -> dict[str, Any]:
-        features, targets = self.sweep(increment)
-        notes = self.settle(increment, features, targets)
+        features, targets = self.extract_features(increment)
+        notes = self.fit_classifier(increment, features, targets)
         if self.ha is not None:
             notes["ha_loss"] = self._train_ha(self.ha, increment, features, targets)
         self.statistics.remember(features, targets)
@@ -113,46 +151,56 @@ class Pretrained(Learner):
     def _train_ha(
         self, alignment: HeadAgnosticAlignment, increment: Increment, features: Tensor, targets: Tensor
     ) -> float:
-        settings = self.settings.robustness.ha
+        """Train HA on the features of a step and on surrogates of earlier classes. Returns the last epoch's loss."""
+        settings, old = self.settings.framework.ha, increment.seen_before
         assert settings is not None
-        training = AlignmentTraining(**settings.model_dump(exclude={"use", "bottleneck"}))
+        generator, rate = self.generator(increment, "HA"), settings.learning_rate
+        weight = settings.identity_weight if settings.identity else 0.0
+
+        def loss(features: Tensor, targets: Tensor) -> Tensor:
+            return alignment_loss(alignment, features, targets, self.classify, weight, self.reduce)
+
+        def draw() -> tuple[Tensor, Tensor]:
+            drawn, drawn_classes = draw_surrogates(self.statistics, old, settings.surrogates, generator)
+            return torch.cat([features, drawn]), torch.cat([targets, drawn_classes])
+
+        training = Training(
+            loss,
+            [ParameterGroup(list(alignment.parameters()))],
+            FeatureSource(draw, len(features) + old * settings.surrogates, settings.batch, generator),
+            Optimisation(settings.epochs, lambda epoch: rate, optimiser="adam"),
+            generator.initial_seed(),
+            remedy="lower ha.learning_rate",
+        )
         alignment.requires_grad_(True)
         try:
-            with torch.enable_grad():
-                return align_features(
-                    alignment,
-                    features,
-                    targets,
-                    self.statistics,
-                    increment.seen_before,
-                    self.classify,
-                    training,
-                    self.generator(increment, "HA"),
-                    self.reduce,
-                )
+            return fit(training, self.engine).loss
         finally:
             alignment.requires_grad_(False)
-
-    def test_scores(self, increment: Increment) -> Iterator[dict[str, Tensor]]:
-        networks = self.fixed_networks()
-        if not networks:
-            yield from super().test_scores(increment)
-            return
-        for features in self.cached_test_features(increment, networks).split(self.settings.evaluate_batch):
-            yield self.cached_scores(features)
 
     def deployed(self) -> Iterable[nn.Module]:
         return [self.vit, *([self.ha] if self.ha is not None else [])]
 
     def state(self) -> dict[str, Any]:
-        """Without the ViT, which never changes and may be a hundred times as large: its fingerprint instead."""
+        """The state without the ViT, which never changes and is large; a fingerprint of its weights instead."""
         own = {key: value for key, value in self.state_dict().items() if not key.startswith(VIT)}
         return {**super().state(), "modules": own, "weights": self._weights}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         if state.get("weights") != self._weights:
             raise InputError(
-                f"The run was begun on other weights of {self.settings.backbone!r}: bring them back, or start it anew."
+                f"The state was saved with other weights of {self.settings.backbone!r}: provide these weights again, "
+                "or restart the run."
             )
-        frozen = {key: value for key, value in self.state_dict().items() if key.startswith(VIT)}
-        super().restore({**state, "modules": {**state["modules"], **frozen}})
+        known = self.state_dict()
+        modules = {key: value for key, value in known.items() if key.startswith(VIT)}
+        modules |= {_present_key(key, known): value for key, value in state["modules"].items()}
+        super().restore({**state, "modules": modules})
+
+
+def _present_key(key: str, known: Mapping[str, Any]) -> str:
+    """Translate a key of a state of an earlier version."""
+    if key in known:
+        return key
+    renamed = (new + key.removeprefix(old) for old, new in FORMER_KEYS.items() if key.startswith(old))
+    return next((name for name in renamed if name in known), key)

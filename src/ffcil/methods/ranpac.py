@@ -1,97 +1,82 @@
-"""RanPAC: the first step tunes the network, then ridge regression on random features of it, in closed form.
+"""RanPAC: the first step tunes the network; then ridge regression on random features of it, in closed form.
 
 McDonnell et al., "RanPAC: Random Projections and Pre-trained Models for Continual Learning", NeurIPS 2023.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
-from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from ffcil.losses import class_wise_mean
-from ffcil.methods.aper import AdapterConfig, TunedFirst
-from ffcil.methods.learner import LearnerSettings, MethodConfig, register
-from ffcil.models.analytic import AnalyticHead, class_balanced
+from ffcil.losses import cross_entropy
+from ffcil.methods.learner import LearnerSettings, MethodConfig
+from ffcil.methods.parts.analytic import SCALE, AnalyticConfig, is_largest_step, sample_weights
+from ffcil.methods.pretrained import Network, Pretrained
+from ffcil.methods.registry import register
+from ffcil.models.analytic import AnalyticHead
+from ffcil.models.heads import GrowingCosine
 from ffcil.stream import Increment
-
-SCALE = 20.0
-"""on scores that regress to 0 and 1, for the softmax that HA is trained by; the highest score does not depend on it"""
-
-
-class RanPACConfig(AdapterConfig):
-    """RanPAC's own fields."""
-
-    hidden: PositiveInt = 10000
-    """random features"""
-    ridge_from: Literal["published", "largest"] = "published"
-    """whose images choose lambda. `published`: each step's own (RanPAC), the first step's (MoAL). `largest`: those of
-    the step of the most classes so far, for streams of unequal steps: one or two classes choose badly for all others"""
+from ffcil.training.fit import Training
 
 
 @register("ranpac")
-class RanPAC(TunedFirst):
-    """Sums over all steps; lambda is chosen anew at every step, by its own images alone, or as `ridge_from` says.
+class RanPAC(Pretrained):
+    """The sums run over all steps. Every step chooses lambda again from its own images, unless `ridge_from` differs.
 
-    Under class-wise mean the classes of a step weigh the same in the sums and in the choice of lambda; the step as a
-    whole weighs what its images do.
+    Adapters and a cosine head are trained in the first step and then frozen. A first step with a single class has
+    nothing to discriminate: its adapters stay near their start, which changes nothing.
+
+    Under class-wise mean, the classes of a step have equal weights in the sums and in the choice of lambda. The weight
+    of a whole step is its number of images.
     """
 
     title = "RanPAC"
     paper = "https://arxiv.org/abs/2307.02251"
-    classifiers = ("analytic",)
-    Config = RanPACConfig
-    config: RanPACConfig
+    classifiers: ClassVar[Mapping[str, str]] = {"analytic": "analytic head"}
+    Config = AnalyticConfig
+    config: AnalyticConfig
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
-        self.analytic = AnalyticHead(self.feature_dim, self.config.hidden, self.draw_projection)
-        self.analytic.to(self.engine.device)
-
-    @staticmethod
-    def draw_projection(projection: Tensor) -> Tensor:
-        """Of the random features, [H, D], in place."""
-        return nn.init.normal_(projection)
+        self.adapters = self.fresh_adapters(self.config.rank)
+        self.head = GrowingCosine(self.feature_dim).to(self.engine.device)
+        """Head of the first step's training."""
+        self.analytic = AnalyticHead(self.feature_dim, self.config.hidden, nn.init.normal_).to(self.engine.device)
 
     def grow(self, increment: Increment) -> None:
         super().grow(increment)
         self.analytic.grow(increment.seen_now)
+        if increment.seen_before == 0:
+            self.head.grow(increment.seen_now)
+        else:
+            self.adapters.requires_grad_(False)
+            self.head.requires_grad_(False)
+
+    def training_plan(self, increment: Increment) -> Training | None:
+        return self.train_on_images(increment) if increment.seen_before == 0 else None
+
+    def loss(self, images: Tensor, targets: Tensor) -> Tensor:
+        return self.reduce(cross_entropy(self.head(self.features(images)), targets), targets)
 
     def features(self, images: Tensor) -> Tensor:
-        return self.adapted(images)
+        return self.adapted(self.adapters, images)
 
     def classify(self, features: Tensor) -> Tensor:
         scores: Tensor = self.analytic(features)
         return SCALE * scores
 
-    def weights(self, targets: Tensor) -> Tensor | None:
-        """Of samples in the sums; None: one each."""
-        return class_balanced(targets) if self.reduce is class_wise_mean else None
-
-    def chooses_as_published(self, increment: Increment) -> bool:
-        """Whether the step's images choose lambda in the published method."""
-        return True
-
-    def chooses(self, increment: Increment) -> bool:
-        """Whether they choose it here."""
-        if self.config.ridge_from == "published":
-            return self.chooses_as_published(increment)
-        earlier = [last - first for first, last in pairwise([0, *self.boundaries[:-1]])]
-        return len(increment.classes) > max(earlier, default=0)
-
-    def settle(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
-        weights = self.weights(targets)
-        if self.chooses(increment):
+    def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
+        weights = sample_weights(targets, self.reduce)
+        if self.config.ridge_from == "published" or is_largest_step(self.boundaries):
             self.analytic.choose(features, targets, self.generator(increment, "ridge"), weights)
         self.analytic.add(features, targets, weights)
         self.analytic.solve()
         return {"ridge": self.analytic.ridge.item()}
 
-    def fixed_networks(self) -> Sequence[Callable[[Tensor], Tensor]]:
+    def fixed_networks(self) -> Sequence[Network]:
         return [self.features]
 
     def deployed(self) -> Iterable[nn.Module]:
-        return [*super().deployed(), self.analytic]
+        return [*super().deployed(), self.adapters, self.analytic]

@@ -1,12 +1,12 @@
-"""TagFex: DER whose new extractors also learn from one task-agnostic network, trained by self-supervision all along.
+"""TagFex: DER whose new extractors also learn from a task-agnostic network that is trained by self-supervision.
 
-Zheng et al., CVPR 2025, with the weights and the gate of the authors' code, where it departs from the paper's text.
+Zheng et al., CVPR 2025, with the weights and the gate of the authors' code where it departs from the paper's text.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -15,35 +15,38 @@ from torch import Tensor, nn
 
 from ffcil.errors import InputError
 from ffcil.losses import cross_entropy, distillation
-from ffcil.methods.der import DER, DERConfig
-from ffcil.methods.learner import LearnerSettings, MethodConfig, register
+from ffcil.methods.conventional import REHEARSAL, Conventional
+from ffcil.methods.learner import LearnerSettings, MethodConfig
+from ffcil.methods.parts.expansion import AuxiliaryHead, FrozenExtractors, apply_frozen
+from ffcil.methods.registry import register
 from ffcil.models.heads import GrowingLinear
 from ffcil.models.resnet import Backbone, pool
 from ffcil.stream import Increment
+from ffcil.training.fit import Training
 
 
-class TagFexConfig(DERConfig):
-    """TagFex's own fields."""
+class TagFexConfig(MethodConfig):
+    """Fields of TagFex."""
 
     auxiliary_weight: float = Field(2.0, ge=0)
-    """of DER's auxiliary loss"""
+    """Weight of DER's auxiliary loss."""
     contrastive_weight: float = Field(1.0, ge=0)
-    """of the contrastive term between two views of an image"""
+    """Weight of the contrastive loss between two views of an image."""
     contrastive_distillation_weight: float = Field(2.0, ge=0)
-    """of the contrastive term between the task-agnostic network and what it was a step before; on its own, where the
-    authors' code multiplies it with the weight of the other term"""
+    """Weight of the contrastive loss between the task-agnostic network and its state at the end of the previous step.
+    It is not multiplied with `contrastive_weight`, as it is in the authors' code."""
     contrastive_temperature: float = Field(0.2, gt=0)
-    """of both contrastive terms"""
+    """Temperature of both contrastive losses."""
     transfer_temperature: float = Field(2.0, gt=0)
-    """of the transfer from the merged features to the new extractor"""
+    """Temperature of the transfer from the merged features to the new extractor."""
     projector_hidden: PositiveInt = 2048
-    """width of the projector's hidden layer"""
+    """Width of the projector's hidden layer."""
     projector_features: PositiveInt = 1024
-    """width of the embeddings that the contrastive terms compare"""
+    """Width of the embeddings that the contrastive losses compare."""
     heads: PositiveInt = 8
-    """of the merge attention; they divide the backbone's features among them"""
+    """Number of heads of the merge attention; it must divide the number of the backbone's features."""
     agnostic_share: float = Field(0.05, ge=0, le=1)
-    """of the task-agnostic network in the initialisation of a new extractor"""
+    """Share of the task-agnostic network in the initialisation of a new extractor."""
 
 
 def _projection(features: int) -> nn.Linear:
@@ -53,7 +56,7 @@ def _projection(features: int) -> nn.Linear:
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:
-    """Initialised as a head is."""
+    """A linear layer with the initialisation of a head."""
     linear = nn.Linear(inputs, outputs)
     nn.init.kaiming_uniform_(linear.weight, nonlinearity="linear")
     nn.init.zeros_(linear.bias)
@@ -61,7 +64,7 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 class MergeAttention(nn.Module):
-    """Task-specific tokens attend to themselves and to the task-agnostic tokens; the mean over tokens comes out."""
+    """Task-specific tokens attend to themselves and to the task-agnostic tokens; the output is the mean over tokens."""
 
     def __init__(self, features: int, heads: int) -> None:
         super().__init__()
@@ -87,10 +90,10 @@ class MergeAttention(nn.Module):
 
 
 def contrast(anchors: Tensor, others: Tensor, temperature: float) -> Tensor:
-    """InfoNCE over two views, [2B, E] each, view 1 above view 2: a row's positive is the other view of its image, its
-    negatives are all other images; the row of the same view is left out. The mean over rows.
+    """Mean InfoNCE loss over two views, [2B, E] each, view 1 above view 2. The positive of a row is the other view of
+    its image, its negatives are all other images; the row itself is left out.
 
-    It has no label in it: there is no class by which it could be averaged, so the class-wise mean leaves it as it is.
+    It uses no labels, so the class-wise mean does not apply to it.
     """
     similarity = F.normalize(anchors, dim=1) @ F.normalize(others, dim=1).T / temperature
     similarity = similarity.masked_fill(torch.eye(len(anchors), dtype=torch.bool, device=anchors.device), -torch.inf)
@@ -99,17 +102,22 @@ def contrast(anchors: Tensor, others: Tensor, temperature: float) -> Tensor:
 
 
 @register("tagfex")
-class TagFex(DER):
-    """`agnostic` is the task-agnostic network: trained at every step by the contrastive terms alone, never deployed."""
+class TagFex(Conventional):
+    """DER's extractors and auxiliary head, and `agnostic`, the task-agnostic network, which the contrastive losses
+    train at every step and which is never deployed."""
 
     title = "TagFex"
     paper = "https://arxiv.org/abs/2503.00823"
+    classifiers = REHEARSAL
+    uses_memory = True
+    own_alignment = "wa"
     Config = TagFexConfig
     config: TagFexConfig
-    views = 2
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
+        self.frozen = FrozenExtractors(self.engine)
+        self.auxiliary = AuxiliaryHead(self.backbone.feature_dim)
         width, device = self.backbone.feature_dim, self.engine.device
         if width % self.config.heads:
             raise InputError(f"options.heads={self.config.heads} does not divide the backbone's {width} features.")
@@ -117,7 +125,7 @@ class TagFex(DER):
         self.agnostic = self.build_backbone()
         self.projector = nn.Sequential(_linear(width, hidden), nn.ReLU(), _linear(hidden, embedded)).to(device)
         self.predictor = _linear(width, width).to(device).requires_grad_(False)  # idle until the second step
-        # what the two were at the end of the step before; overwritten at each step, so that they are compiled once
+        # the two at the end of the previous step; overwritten at each step, so that they are compiled once
         self.old_agnostic = self.frozen_copy(self.agnostic)
         self.old_projector = copy.deepcopy(self.projector).requires_grad_(False)
         self.merge = nn.Module()
@@ -126,48 +134,49 @@ class TagFex(DER):
     # --- growing --------------------------------------------------------------------------------------------------
 
     def grow(self, increment: Increment) -> None:
-        super().grow(increment)
-        if not self.old_classes:
+        width, device = self.backbone.feature_dim, self.engine.device
+        if increment.seen_before:
+            self.frozen.append(self.frozen_copy(self.backbone))
+            self._mix_in_agnostic()
+            self.auxiliary = AuxiliaryHead.for_step(increment, width, device)
+        # as in the authors' code, the old classes' weights on a new extractor start at zero
+        self.head.grow(increment.seen_now, width * (len(self.frozen) + 1), blind=True)
+        self.reset_centres(increment)
+        if not increment.seen_before:
             return
         self.old_agnostic.load_state_dict(self.agnostic.state_dict())
         self.old_projector.load_state_dict(self.projector.state_dict())
         self.predictor.requires_grad_(True)
-        width, device = self.backbone.feature_dim, self.engine.device
         self.merge = MergeAttention(width, self.config.heads).to(device)
         self.merge_head = GrowingLinear(width).to(device)
         self.merge_head.grow(len(increment.classes))
 
-    def freeze(self) -> None:
-        super().freeze()
-        self._mix_in_agnostic()
-
     @torch.no_grad()
     def _mix_in_agnostic(self) -> None:
-        """A new extractor is mostly the one before it; its batch-norm statistics begin anew."""
+        """Initialise a new extractor mostly from the previous one; its batch-norm statistics are reset."""
         for new, agnostic in zip(self.backbone.parameters(), self.agnostic.parameters(), strict=True):
             new.lerp_(agnostic, self.config.agnostic_share)
         for module in self.backbone.modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.reset_running_stats()
 
-    def grow_head(self, increment: Increment) -> None:
-        # as the authors' code: what the old classes see of a new extractor starts at zero
-        self.head.grow(increment.seen_now, self.backbone.feature_dim * (len(self.frozen) + 1), blind=True)
-
     # --- training -------------------------------------------------------------------------------------------------
 
+    def training_plan(self, increment: Increment) -> Training:
+        return self.train_on_images(increment, views=2)
+
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
-        frozen, before = self.frozen_features(images), self.old_embedding(images)
+        frozen, before = self.frozen.start(images), self.old_embedding(images)
         specific, agnostic = self.maps(self.backbone, images), self.maps(self.agnostic, images)
         features = torch.cat([*frozen(), pool(specific).float()], dim=1)
         logits = self.head(features)
         classification = self.reduce(cross_entropy(logits, targets), targets)
-        total = classification + self.spread(features, targets)
-        of_agnostic = pool(agnostic).float()
-        if not self.old_classes:
-            return total + self.config.contrastive_weight * self.contrastive(of_agnostic)
-        total = total + self.config.auxiliary_weight * self.reduce(self.auxiliary_loss(features, targets), targets)
-        total = total + self.continual_contrast(of_agnostic, before)
+        total = classification + self.centre_loss(features, targets)
+        agnostic_features = pool(agnostic).float()
+        if not len(self.frozen):
+            return total + self.config.contrastive_weight * self.contrastive(agnostic_features)
+        total = total + self.config.auxiliary_weight * self.reduce(self.auxiliary.loss(features, targets), targets)
+        total = total + self.continual_contrast(agnostic_features, before)
         return total + self.merging(specific, agnostic, logits, targets, classification)
 
     def maps(self, network: Backbone, images: Tensor) -> Tensor:
@@ -177,49 +186,65 @@ class TagFex(DER):
         return maps
 
     def old_embedding(self, images: Tensor) -> Callable[[], Tensor]:
-        """Starts, beside what follows, the task-agnostic network and projector of the step before: [2B, E]."""
-        if not self.old_classes:
+        """Run the task-agnostic network and projector of the previous step in parallel to what follows: [2B, E]."""
+        if not len(self.frozen):
             return lambda: images.new_empty(0)
 
         def embedding() -> Tensor:
-            return self.old_projector(self.without_gradients(self.old_agnostic, images))  # type: ignore[no-any-return]
+            return self.old_projector(apply_frozen(self.old_agnostic, self.engine, images))  # type: ignore[no-any-return]
 
         return self.engine.aside(embedding, lane=len(self.frozen))
 
-    def contrastive(self, of_agnostic: Tensor) -> Tensor:
-        embedding = self.projector(of_agnostic)
+    def contrastive(self, agnostic_features: Tensor) -> Tensor:
+        embedding = self.projector(agnostic_features)
         return contrast(embedding, embedding, self.config.contrastive_temperature)
 
-    def continual_contrast(self, of_agnostic: Tensor, before: Callable[[], Tensor]) -> Tensor:
-        """Learn what is new, and keep what the network of the step before knew: the more, the more classes are old."""
-        old_share = self.old_classes / self.head.classes
+    def continual_contrast(self, agnostic_features: Tensor, before: Callable[[], Tensor]) -> Tensor:
+        """Contrast new views, and distil the network of the previous step; the more classes are old, the more of it."""
+        old_share = self.auxiliary.old_classes / self.head.classes
         # the gradient passes through the frozen projector into predictor and network
-        predicted = self.old_projector(self.predictor(of_agnostic))
+        predicted = self.old_projector(self.predictor(agnostic_features))
         kept = contrast(predicted, before(), self.config.contrastive_temperature)
         return (1 - old_share) * self.config.contrastive_weight * self.contrastive(
-            of_agnostic
+            agnostic_features
         ) + old_share * self.config.contrastive_distillation_weight * kept
 
     def merging(
         self, specific: Tensor, agnostic: Tensor, logits: Tensor, targets: Tensor, classification: Tensor
     ) -> Tensor:
-        """Classify new samples by the merged features, and teach the new extractor by that where it does better.
+        """Classify new samples by the merged features, and transfer to the new extractor where they do better.
 
-        A batch without a sample of a new class gives 0 (the references divide by zero there).
+        A batch without a sample of a new class gives 0; the reference code divides by zero there.
         """
         with self.engine.autocast():
             merged = self.merge(specific, agnostic.detach())
         merged_logits = self.merge_head(merged.float())
-        new = targets >= self.old_classes
+        new = targets >= self.auxiliary.old_classes
         merge_loss = self.reduce(
-            cross_entropy(merged_logits, (targets - self.old_classes).clamp_min(0)), targets, weights=new
+            cross_entropy(merged_logits, (targets - self.auxiliary.old_classes).clamp_min(0)), targets, weights=new
         )
         transfer = self.reduce(self.transfer(logits, merged_logits), targets, weights=new)
         better = (merge_loss < classification).detach()
         return merge_loss + better * transfer
 
     def transfer(self, logits: Tensor, merged_logits: Tensor) -> Tensor:
-        """KL divergence of the new classes' softened scores from the merged ones', [2B]; no factor T^2."""
+        """KL divergence between the new classes' softened scores and the merged ones, [2B]; no factor T^2."""
         temperature, teacher = self.config.transfer_temperature, merged_logits.detach()
-        entropy = distillation(teacher, teacher, temperature)  # a constant: it matters for the value alone
-        return distillation(logits[:, self.old_classes :], teacher, temperature) - entropy
+        entropy = distillation(teacher, teacher, temperature)  # a constant: it changes the value, not the gradient
+        return distillation(logits[:, self.auxiliary.old_classes :], teacher, temperature) - entropy
+
+    # --- prediction -----------------------------------------------------------------------------------------------
+
+    def features(self, images: Tensor) -> Tensor:
+        """Features of all extractors, oldest first, [B, D * extractors]."""
+        frozen = self.frozen.start(images)
+        return torch.cat([*frozen(), self.newest_features(images)], dim=1)
+
+    def newest_features(self, images: Tensor) -> Tensor:
+        return self.through(self.backbone, images)
+
+    def deployed(self) -> Iterable[nn.Module]:
+        return [self.backbone, self.head, self.frozen]
+
+    def test_scores(self, increment: Increment) -> Iterator[dict[str, Tensor]]:
+        yield from map(self.scores, self.test_features(increment, self.frozen.networks(), self.newest_features))

@@ -1,28 +1,55 @@
-"""WA: distillation weighed by the share of old classes, then weight alignment of the head.
+"""WA: distillation weighted by the share of old classes, then weight alignment of the head.
 
 Zhao et al., "Maintaining Discrimination and Fairness in Class Incremental Learning", CVPR 2020, in PyCIL's form: the
-head's weights are not clipped to be positive, and the head has biases, which the alignment leaves as they are.
+head's weights are not clipped to be positive, and the head has biases, which the alignment does not change.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from ffcil.methods.icarl import ICaRL
-from ffcil.methods.learner import register
+from ffcil.losses import cross_entropy
+from ffcil.methods.conventional import REHEARSAL, Conventional
+from ffcil.methods.icarl import ICaRLConfig
+from ffcil.methods.learner import LearnerSettings, MethodConfig
+from ffcil.methods.parts.teacher import Teacher
+from ffcil.methods.registry import register
+from ffcil.stream import Increment
 
 
 @register("wa")
-class WA(ICaRL):
-    """Loss of every sample, new or replayed: (1 - share) * cross-entropy + share * distillation, where `share` is that
-    of the old classes among all seen: one new class beside many old ones hardly moves the network. The fields are
-    iCaRL's; its weight of the distillation, 1 in the paper, comes on top of the share.
+class WA(Conventional):
+    """Loss of every sample, new or replayed: (1 - share) * cross-entropy + share * distillation, where `share` is the
+    share of old classes among all classes seen. So one new class beside many old ones hardly changes the network.
+
+    The fields are those of iCaRL. `distillation_weight`, 1 in the paper, multiplies the distillation once more.
     """
 
     title = "WA"
     paper = "https://arxiv.org/abs/1911.07053"
+    classifiers = REHEARSAL
+    uses_memory = True
     own_alignment = "wa"
+    Config = ICaRLConfig
+    config: ICaRLConfig
 
-    def mixed(self, learnt: Tensor, kept: Tensor) -> Tensor:
-        share = self.teacher.classes / self.head.classes
-        return (1 - share) * learnt + share * kept
+    def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
+        super().__init__(settings, config)
+        self.teacher = Teacher(self.frozen_copy(self.backbone), self.engine)
+
+    def grow(self, increment: Increment) -> None:
+        self.teacher.copy_from(self.backbone, self.head)
+        super().grow(increment)
+
+    def loss(self, images: Tensor, targets: Tensor) -> Tensor:
+        if not self.teacher.classes:
+            return super().loss(images, targets)
+        teacher = self.teacher.start(images)
+        features = self.features(images)
+        logits = self.head(features)
+        distilled = self.config.distillation_weight * self.teacher.distillation(
+            logits, teacher, self.config.temperature
+        )
+        old_share = self.teacher.classes / self.head.classes
+        per_sample = (1 - old_share) * cross_entropy(logits, targets) + old_share * distilled
+        return self.classification_loss(features, per_sample, targets)

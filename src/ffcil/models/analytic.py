@@ -1,7 +1,8 @@
-"""A classifier in closed form: ridge regression on fixed random features, from sums to which every step adds its own.
+"""A classifier in closed form: ridge regression on fixed random features, from sums over all steps.
 
 With phi(f) = ReLU(V f), G = sum of phi phi^T and Q = sum of phi y^T, the weights are W = (G + lambda I)^-1 Q. Adding to
-the sums and solving again is exactly the recursion by the Woodbury identity, without its many small updates.
+the sums and solving again gives exactly the result of the recursion by the Woodbury identity, without its many small
+updates.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 RIDGES = tuple(10.0**power for power in range(-8, 9))
-"""among which lambda is chosen"""
-CHUNK = 1024  # rows whose random features are held at a time
+"""Candidates for lambda."""
+CHUNK = 1024
+"""Number of rows whose random features are held at a time."""
 
 
 class AnalyticHead(nn.Module):
-    """Scores [B, classes] that regress to 1 for a feature's own class and to 0 for the others. It starts with none.
+    """Scores [B, classes] that regress to 1 for a feature's own class and to 0 for others. It starts with no class.
 
-    Sums and solutions are float64: the matrix of a small lambda is too ill-conditioned for less.
+    Sums and solutions are float64, because the matrix with a small lambda is ill-conditioned.
     """
 
     projection: Tensor
@@ -31,7 +33,7 @@ class AnalyticHead(nn.Module):
     ridge: Tensor
 
     def __init__(self, features: int, hidden: int, draw: Callable[[Tensor], Tensor]) -> None:
-        """`draw` fills the fixed projection, [hidden, features], in place."""
+        """`draw` fills the fixed projection [hidden, features] in place."""
         super().__init__()
         self.register_buffer("projection", draw(torch.empty(hidden, features)))
         self.register_buffer("gram", torch.zeros(hidden, hidden, dtype=torch.float64))
@@ -47,12 +49,12 @@ class AnalyticHead(nn.Module):
         return self.weight.shape[1]
 
     def grow(self, classes: int) -> None:
-        """Add columns of zeros up to `classes`; those of the classes before stay bit-equal."""
+        """Add columns of zeros up to `classes`. The columns of earlier classes stay bit-equal."""
         room = self.weight.new_zeros(len(self.weight), classes - self.classes)
         self.moments, self.weight = torch.cat([self.moments, room], dim=1), torch.cat([self.weight, room], dim=1)
 
     def expand(self, features: Tensor) -> Tensor:
-        """phi: [..., D] -> [..., H]"""
+        """Random features phi: [..., D] -> [..., H]"""
         return F.relu(F.linear(features, self.projection.to(features.dtype)))
 
     def forward(self, features: Tensor) -> Tensor:
@@ -61,12 +63,12 @@ class AnalyticHead(nn.Module):
 
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
-        """[N, D] -> the class of the highest score, [N]"""
+        """The classes with the highest scores: [N, D] -> [N]"""
         return torch.cat([self(rows).argmax(dim=1) for rows in features.split(CHUNK)])
 
     @torch.no_grad()
     def add(self, features: Tensor, targets: Tensor, weights: Tensor | None = None) -> None:
-        """Into the sums: features [N, D], their classes [N] and, where they do not all count one, their weights [N]."""
+        """Add features [N, D] and their classes [N] to the sums, with weights [N]; the default weight is 1."""
         weights = torch.ones(len(features), device=features.device) if weights is None else weights
         for rows, labels, weight in zip(*(part.split(CHUNK) for part in (features, targets, weights)), strict=True):
             expanded = self.expand(rows).double()  # [B, H]
@@ -76,17 +78,17 @@ class AnalyticHead(nn.Module):
 
     @torch.no_grad()
     def solve(self) -> None:
-        """The weights, from the sums as they are now."""
+        """Compute the weights from the present sums."""
         self.weight.copy_(solve_ridge(self.gram, self.moments, self.ridge.item()))
 
     @torch.no_grad()
     def choose(
         self, features: Tensor, targets: Tensor, generator: torch.Generator, weights: Tensor | None = None
     ) -> None:
-        """Lambda, by these features alone: from shuffled rows, the first 80 % are fitted and the rest are predicted."""
+        """Choose lambda from these features only: of the shuffled rows, 80 % are fitted and the rest are predicted."""
         order = torch.randperm(len(features), generator=generator, device=features.device)
         expanded, wanted = self.expand(features[order]).double(), self._wanted(targets[order])
-        if weights is not None:  # weighted squares are the squares of scaled rows
+        if weights is not None:  # weighted squares are squares of scaled rows
             scale = weights[order].double().sqrt()[:, None]
             expanded, wanted = expanded * scale, wanted * scale
         self.ridge.fill_(choose_ridge(expanded, wanted, int(0.8 * len(order))))
@@ -96,7 +98,7 @@ class AnalyticHead(nn.Module):
 
 
 def class_balanced(targets: Tensor) -> Tensor:
-    """Weights of mean one under which all classes present weigh the same: N / (classes * n_y), [N]."""
+    """Weights [N] with mean 1 that give all classes present the same total weight: N / (classes * n_y)."""
     classes, position, count = targets.unique(return_inverse=True, return_counts=True)
     weights: Tensor = len(targets) / len(classes) / count[position].double()
     return weights
@@ -105,8 +107,8 @@ def class_balanced(targets: Tensor) -> Tensor:
 def solve_ridge(gram: Tensor, moments: Tensor, ridge: float) -> Tensor:
     """(gram + ridge I)^-1 moments by Cholesky, [H, H] and [H, C] -> [H, C].
 
-    A ridge that is lost in the rounding of the sums is raised, to the smallest of the rounding, 10 times it, ... with
-    which the matrix is positive definite.
+    A ridge below the rounding error of the sums is raised to that error, and then tenfold until the matrix is positive
+    definite.
     """
     ridge = max(ridge, torch.finfo(gram.dtype).eps * gram.trace().item())
     for _ in range(10):
@@ -120,19 +122,19 @@ def solve_ridge(gram: Tensor, moments: Tensor, ridge: float) -> Tensor:
 
 
 def choose_ridge(rows: Tensor, wanted: Tensor, fitted: int) -> float:
-    """Of `RIDGES`, the one of the least error; arguments as of `ridge_errors`."""
+    """The element of `RIDGES` with the smallest error; see `ridge_errors` for the arguments."""
     return RIDGES[int(ridge_errors(rows, wanted, fitted).argmin())]
 
 
 def ridge_errors(rows: Tensor, wanted: Tensor, fitted: int) -> Tensor:
-    """Mean squared error with each of `RIDGES` where the first `fitted` rows predict the others, [ridges].
+    """Mean squared error of each of `RIDGES`, [ridges], if the first `fitted` rows predict the others.
 
-    One eigendecomposition serves all of them: of the rows' products [fitted, fitted] where they are fewer than the
-    columns (the dual), of the columns' [H, H] otherwise. A row that is alone is fitted and predicted.
+    One eigendecomposition serves all ridges: that of the rows' products [fitted, fitted] if there are fewer rows than
+    columns (the dual), otherwise that of the columns' products [H, H]. A single row is both fitted and predicted.
 
     Args:
-        rows: [N, H], in random order, float64
-        wanted: [N, C], float64
+        rows: Random features in random order, float64 [N, H].
+        wanted: Regression targets, float64 [N, C].
     """
     fitted = max(fitted, 1)
     known, to_fit = rows[:fitted], wanted[:fitted]
@@ -143,31 +145,31 @@ def ridge_errors(rows: Tensor, wanted: Tensor, fitted: int) -> Tensor:
     else:
         spectrum, basis = torch.linalg.eigh(known.mT @ known)
         left, right = unknown @ basis, basis.mT @ (known.mT @ to_fit)
-    spectrum = spectrum.clamp_min(0)[:, None]  # rounding may have made it negative
+    spectrum = spectrum.clamp_min(0)[:, None]  # rounding can make it negative
     return torch.stack([(left @ (right / (spectrum + ridge)) - truth).square().mean() for ridge in RIDGES])
 
 
 class Drift(NamedTuple):
-    """How features moved: f_new = f_old + A (f_old - centre) + shift."""
+    """A linear model of how features moved: f_new = f_old + A (f_old - centre) + shift."""
 
     change: Tensor
-    """A, transposed: [D, D]"""
+    """Transpose of A, [D, D]"""
     centre: Tensor
     """[D]"""
     shift: Tensor
     """[D]"""
 
     def __call__(self, features: Tensor) -> Tensor:
-        """Where old features [..., D] are now."""
+        """Present position of old features [..., D]."""
         old = features.double()
         return (old + (old - self.centre) @ self.change + self.shift).to(features.dtype)
 
 
 def fit_drift(old: Tensor, new: Tensor, generator: torch.Generator) -> Drift:
-    """The linear map with bias from old to new features of the same images, [N, D] each, by ridge regression.
+    """Fit a linear map with bias from old to new features of the same images, [N, D] each, by ridge regression.
 
-    The ridge, chosen by predicting 10 % of the images from the others, is on the change: a direction in which the
-    images do not differ is left as it is, up to the shift that they share. One image gives the shift alone.
+    The ridge is chosen by predicting 10 % of the images from the others. It penalises the change: in a direction in
+    which the images do not differ, features only move by the common shift. A single image gives the shift alone.
     """
     order = torch.randperm(len(old), generator=generator, device=old.device)
     old, moved = old[order].double(), (new - old)[order].double()

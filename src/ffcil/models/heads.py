@@ -8,13 +8,14 @@ from torch import Tensor, nn
 
 
 class GrowingLinear(nn.Module):
-    """A linear head over all classes seen so far. It starts with none."""
+    """A linear head over all classes seen so far. It starts with no class."""
 
     weight: nn.Parameter
     bias: nn.Parameter
 
     def __init__(self, features: int, deviation: float | None = None) -> None:
-        """`deviation`: of fresh weights, drawn from a normal distribution cut at two of them; None: as `grow` says"""
+        """`deviation`: Standard deviation of new weights, from a normal distribution truncated at twice it; None: the
+        uniform distribution of `grow`."""
         super().__init__()
         self.weight = nn.Parameter(torch.empty(0, features))
         self.bias = nn.Parameter(torch.empty(0))
@@ -26,16 +27,16 @@ class GrowingLinear(nn.Module):
 
     @torch.no_grad()
     def grow(self, classes: int, features: int | None = None, blind: bool = False) -> None:
-        """Add rows up to `classes` and columns up to `features`, U(+-sqrt(3 / fan_in)), biases 0.
+        """Add rows up to `classes` and columns up to `features`, uniform in +-sqrt(3 / fan_in), with biases 0.
 
-        What the old classes have for the old features stays bit-equal.
+        The old classes' weights on the old features stay bit-equal.
 
         Args:
-            blind: the old classes' weights on the new features start at 0, so that their logits do not change
+            blind: Whether the old classes' weights on the new features start at 0, so that their logits do not change.
         """
         old_classes, old_features = self.weight.shape
         features = features or old_features
-        # drawn on the CPU: the same on every device
+        # drawn on the CPU, so that they are the same on every device
         rows = self._fresh(classes - old_classes, features, features)
         columns = self._fresh(old_classes, features - old_features, features).to(self.weight.device)
         old = torch.cat([self.weight, torch.zeros_like(columns) if blind else columns], dim=1)
@@ -55,12 +56,12 @@ class GrowingLinear(nn.Module):
 
 
 def cosine(features: Tensor, rows: Tensor) -> Tensor:
-    """Cosine of every feature [..., D] with every row [C, D]: [..., C]; 0 with a row that is zero."""
+    """Cosine of every feature [..., D] with every row [C, D]: [..., C]. It is 0 for a row of zeros."""
     return F.normalize(features, dim=-1) @ F.normalize(rows, dim=1).mT
 
 
 class GrowingCosine(nn.Module):
-    """scale * cosine of a feature with the row of every class seen so far; no bias. It starts with no class."""
+    """Scaled cosine of a feature with the row of every class seen so far, without bias. It starts with no class."""
 
     weight: nn.Parameter
 
@@ -75,7 +76,7 @@ class GrowingCosine(nn.Module):
 
     @torch.no_grad()
     def grow(self, classes: int) -> None:
-        """Add rows up to `classes`, U(+-1 / sqrt(D)); the rows of the classes before stay bit-equal."""
+        """Add rows up to `classes`, uniform in +-1 / sqrt(D). The rows of earlier classes stay bit-equal."""
         bound = self.weight.shape[1] ** -0.5
         rows = torch.empty(classes - self.classes, self.weight.shape[1]).uniform_(-bound, bound)
         self.weight = nn.Parameter(torch.cat([self.weight, rows.to(self.weight.device)]))

@@ -1,20 +1,19 @@
-"""Tuners of a frozen ViT: parallel adapters and LoRA. New tuners do not change the output."""
+"""Small trainable modules for the blocks of a frozen ViT: parallel adapters and LoRA. Fresh ones change nothing."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 
 class Adapter(nn.Module):
-    """Adapter parallel to the MLP of a block, with the same input before its layer norm: scale * (U drop(ReLU(D h + b))
-    + c).
+    """An adapter parallel to a block's MLP, on the same input before its norm: scale * (U drop(ReLU(D h + b)) + c).
 
-    Chen et al., AdaptFormer, NeurIPS 2022, as in published class-incremental methods.
+    Chen et al., AdaptFormer, NeurIPS 2022, in the form that the published class-incremental methods use.
     """
 
     def __init__(self, width: int, rank: int, scale: float = 0.1, dropout: float = 0.1) -> None:
@@ -32,20 +31,20 @@ class Adapter(nn.Module):
 
 
 class LoRA(nn.Module):
-    """Low-rank changes of the queries and values of a block: x B_q A_q and x B_v A_v, times two optional weights.
+    """Low-rank changes of a block's queries and values: x B_q A_q and x B_v A_v, times the block's two weights.
 
-    `down` (B) starts with orthonormal columns, `up` (A) with zeros. Index 0 is for queries, 1 for values.
+    `down` (B) starts with orthonormal columns, `up` (A) at zero. Index 0 belongs to the queries, 1 to the values.
     """
 
     def __init__(self, width: int, rank: int, weighted: bool = False) -> None:
         super().__init__()
-        columns = torch.linalg.qr(torch.rand(2, width, rank)).Q  # orthonormal columns from random matrices, [2, D, r]
+        columns = torch.linalg.qr(torch.rand(2, width, rank)).Q  # orthonormal, [2, D, r]
         self.down = nn.Parameter(columns.contiguous())
         self.up = nn.Parameter(torch.zeros(2, rank, width))
         self.weight = nn.Parameter(torch.empty(2).uniform_(0.5, 1.5)) if weighted else None
 
     def forward(self, tokens: Tensor, up: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Changes of queries and values, [B, N, D] -> [B, N, D] each; `up` replaces its own matrix."""
+        """[B, N, D] -> the changes of queries and values, [B, N, D] each; `up` replaces the module's own `up`."""
         ups = self.up if up is None else up
         queries, values = ((tokens @ down) @ up for down, up in zip(self.down, ups, strict=True))
         if self.weight is None:
@@ -54,7 +53,8 @@ class LoRA(nn.Module):
 
     @torch.no_grad()
     def folded(self) -> Tensor:
-        """The same change as a matrix to add to the frozen projection, [3 D, D] (queries, keys, values)."""
+        """The same change as one matrix to add to the weight of the frozen projection: [3 D, D], for queries, keys and
+        values."""
         queries, values = (self.down @ self.up).mT  # [D, D] each
         if self.weight is not None:
             queries, values = queries * self.weight[0], values * self.weight[1]
@@ -62,15 +62,20 @@ class LoRA(nn.Module):
 
 
 class Tuning(NamedTuple):
-    """Tuners attached to one block."""
+    """The modules that are attached to one block."""
 
     adapter: Adapter | None = None
     lora: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
-    """A `LoRA`, possibly with bound arguments."""
+    """A `LoRA`, or a function that calls one."""
     folded: Tensor | None = None
-    """Matrix that a LoRA after its training adds to the weight of the projection, [3 D, D]."""
+    """The change by a LoRA that is not trained, as a matrix to add to the projection's weight: [3 D, D]"""
 
 
-def adapters(depth: int, width: int, rank: int) -> nn.ModuleList:
-    """New adapters, one per block."""
-    return nn.ModuleList(Adapter(width, rank) for _ in range(depth))
+class Adapters(nn.ModuleList):
+    """A fresh set of adapters, one per block."""
+
+    def __init__(self, depth: int, width: int, rank: int) -> None:
+        super().__init__(Adapter(width, rank) for _ in range(depth))
+
+    def tunings(self) -> list[Tuning]:
+        return [Tuning(cast(Adapter, adapter)) for adapter in self]

@@ -1,169 +1,250 @@
-"""A run's folder: its name, its lock, and the files in it, each of which is whole or not there."""
+"""Folder of a run: its lock, and the only reader and writer of its files.
+
+Reading is strict: a damaged file is an `InputError` that names it. The methods `peek` and `peek_records` are lenient:
+they are for watching a run while it writes.
+"""
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import io
+import itertools
 import json
 import os
-import time
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from filelock import FileLock, Timeout
 
 from ffcil.config.settings import RunConfig, validate
-from ffcil.data.sources import SOURCES
 from ffcil.errors import BusyError, InputError
-from ffcil.methods.learner import complete
 from ffcil.metrics import CountTable
-from ffcil.runs.checkpoint import checkpoints, write_whole
-from ffcil.stream import Stream
+from ffcil.runs.atomic import write_whole
+from ffcil.runs.counts import Counts, pack_counts, unpack_counts
+from ffcil.runs.stored import (
+    CONFIG_FIELDS,
+    Fields,
+    StoredRun,
+    check_fields,
+    check_record,
+    check_sizes,
+    count_tables,
+    derive_method,
+)
 
-Counts = dict[str, NDArray[np.int64]]
 LOCK_SECONDS = 0.5
-"""for a lock to come free that is only being asked about"""
-
-
-def identity(config: RunConfig, data: object) -> str:
-    """What tells a run from others: its configuration, and where the images are where they are the user's own."""
-    source = SOURCES.get(config.dataset)
-    if not isinstance(data, Path) or source is None or source.classes is not None:
-        return config.identity()
-    return f"{config.identity()}-{hashlib.sha256(str(data.resolve()).encode()).hexdigest()[:6]}"
+"""Time to wait for a lock, which `is_busy` in another process may hold for a moment."""
+_LASTING = ("ffcil", "commit", "python", "torch", "device", "precision", "graph", "compile")
+"""Fields of the environment whose changes are noted when a run is resumed."""
+_CHECKPOINT = re.compile(r"step-(\d+)-epoch-(\d+)\.safetensors")
 
 
 @contextmanager
 def locked(folder: Path, remedy: str = "wait for it, or choose another --out") -> Iterator[None]:
-    """One process at a time in a folder; the lock goes with the process, however that ends."""
-    with (folder / ".lock").open("w") as file:
-        last = time.monotonic() + LOCK_SECONDS
-        while not _taken(file.fileno(), fcntl.LOCK_EX):
-            if time.monotonic() > last:
-                raise BusyError(f"Another process is running in {folder}: {remedy}.")
-            time.sleep(0.02)
+    """Allow one process at a time in a folder. The lock ends with the process, even if that is killed."""
+    lock = FileLock(folder / ".lock", timeout=LOCK_SECONDS, poll_interval=0.02)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise BusyError(f"Another process is running in {folder}: {remedy}.") from None
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def is_busy(folder: Path) -> bool:
-    """Whether another process is running in a folder at this moment."""
-    try:
-        with (folder / ".lock").open() as file:
-            return not _taken(file.fileno(), fcntl.LOCK_SH)
-    except FileNotFoundError:
+    """Whether another process is running in a folder now."""
+    if not (folder / ".lock").exists():
         return False
+    try:
+        with FileLock(folder / ".lock", timeout=LOCK_SECONDS / 5, poll_interval=0.02):
+            return False
+    except Timeout:
+        return True
 
 
-def _taken(file: int, kind: int) -> bool:
-    """Take a lock if that needs no waiting."""
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def checkpoint_name(step: int, epoch: int) -> str:
+    return f"step-{step:04d}-epoch-{epoch:05d}.safetensors"
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Checkpoints in a folder, oldest first."""
+    return sorted(path for path in folder.glob("step-*.safetensors") if _CHECKPOINT.fullmatch(path.name))
 
 
 class RunFolder:
-    """What a run reads and writes."""
+    """Files of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @property
+    def is_run(self) -> bool:
+        """Whether the folder holds a run."""
+        return (self.path / "config.json").is_file() and (self.path / "arrivals.json").is_file()
+
+    @property
     def done(self) -> bool:
+        """Whether the run is finished."""
         return (self.path / "done").exists()
 
     @property
-    def begun(self) -> bool:
-        """Whether there is anything to take up."""
-        return bool(self.records() or checkpoints(self.path / "checkpoints"))
+    def resumable(self) -> bool:
+        """Whether the folder holds a run that can be resumed."""
+        return bool(self._record_lines() or checkpoints(self.path / "checkpoints"))
 
-    def read(self, name: str) -> Any:
-        """A JSON file of the folder; None where it is not there."""
+    # --- strict reading -------------------------------------------------------------------------------------------
+
+    def read(self, name: str, needed: tuple[str, ...] = ()) -> Fields | None:
+        """A JSON file of the folder; None if it does not exist."""
         path = self.path / name
         if not path.exists():
             return None
         try:
-            return json.loads(path.read_bytes())
+            value = json.loads(path.read_bytes())
         except ValueError as error:
-            raise InputError(f"{path} is damaged ({error}): remove the run's folder and start again.") from error
+            raise InputError(
+                f"{path} is damaged (it is not JSON: {error}): remove the run's folder and start again."
+            ) from None
+        return check_fields(value, path, needed)
+
+    def records(self) -> list[Fields]:
+        """Records of the finished steps."""
+        records = []
+        for number, line in enumerate(self._record_lines(), start=1):
+            where = f"Line {number} of {self.path / 'records.jsonl'}"
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise InputError(f"{where} is not JSON ({error}): remove the run and start it again.") from None
+            records.append(check_record(record, number, where))
+        return records
+
+    def counts(self, step: int) -> Counts:
+        """Confusion counts after a step, by classifier."""
+        path = self._counts_path(step)
+        try:
+            return unpack_counts(path.read_bytes())
+        except FileNotFoundError:
+            raise InputError(
+                f"{path} is missing although its step is recorded: remove the run and start it again."
+            ) from None
+        except InputError:
+            raise InputError(f"{path} is damaged: remove the run and start it again.") from None
+
+    def tables(self, sizes: tuple[int, ...]) -> dict[str, CountTable]:
+        """Confusion counts after each of the steps with these sizes, by classifier."""
+        return count_tables(sizes, [self.counts(k + 1) for k in range(len(sizes))], self.path / "counts")
+
+    def load(self) -> StoredRun:
+        """Everything in the folder, checked. An unfinished run has the records of its finished steps."""
+        config, arrivals = self.read("config.json", CONFIG_FIELDS), self.read("arrivals.json", ("sizes", "kind"))
+        if config is None or arrivals is None:
+            raise InputError(f"{self.path} is not the folder of a run: config.json and arrivals.json must be there.")
+        sizes, records, done = check_sizes(arrivals, self.path / "arrivals.json"), self.records(), self.done
+        if done and len(records) != len(sizes):
+            raise InputError(
+                f"{self.path} is marked done with {len(records)} of {len(sizes)} steps in records.jsonl: "
+                "remove its file 'done' and start the run again."
+            )
+        summary = self.summary() if done else None
+        return StoredRun(
+            folder=self.path,
+            config=config,
+            arrivals=arrivals,
+            records=records,
+            summary=summary,
+            environment=self.read("environment.json") or {},
+            tables=self.tables(sizes[: len(records)]),
+            finished=done,
+            data=self.read("data.json") or {},
+            method_facts=self.read("method.json") or derive_method(config, records, summary),
+        )
+
+    def summary(self) -> Fields:
+        """Results of a finished run."""
+        summary = self.read("summary.json", ("scored",))
+        if summary is None:
+            raise InputError(f"{self.path} is damaged (done, but summary.json is missing): remove it and start again.")
+        return summary
+
+    # --- lenient reading ------------------------------------------------------------------------------------------
+
+    def peek(self, name: str) -> Fields:
+        """A JSON file while other processes may write it; empty if it is missing, incomplete or damaged."""
+        return _parse(_content(self.path / name)) or {}
+
+    def peek_records(self) -> tuple[Fields, ...]:
+        """Records that are complete so far."""
+        parsed = map(_parse, self._record_lines())
+        return tuple(itertools.takewhile(lambda record: record is not None, parsed))  # type: ignore[arg-type]
+
+    # --- writing --------------------------------------------------------------------------------------------------
 
     def write(self, name: str, value: Any) -> None:
         write_whole(self.path / name, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
-    # --- what the run is ------------------------------------------------------------------------------------------
+    def check_config(self, config: RunConfig, complete: Callable[[RunConfig], RunConfig]) -> None:
+        """Raise an error if the folder holds a run with another configuration.
 
-    def check_config(self, config: RunConfig) -> None:
-        """A folder holds one run: another configuration is an error."""
-        theirs, mine = self.read("config.json"), config.content()
-        if theirs is None or not (self.begun or self.done):
+        `complete` fills in the defaults of fields that the stored configuration, of an earlier version, does not have.
+        """
+        stored = self.read("config.json")
+        if stored is None or not (self.resumable or self.done):
             return
-        theirs = complete(
-            validate(RunConfig, theirs)
-        ).content()  # fields that came with a later version: their defaults
-        if differing := sorted(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key)):
+        before, now = complete(validate(RunConfig, stored)).content(), config.content()
+        if differing := sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)):
             raise InputError(
                 f"{self.path} holds a run with another configuration (it differs in {', '.join(differing)}): "
                 "choose another --out, or remove that folder."
             )
 
-    def claim(self, config: RunConfig, stream: Stream, environment: Mapping[str, Any]) -> None:
-        """Write what the run is, or see that the folder holds the same run on the same data."""
-        self.check_config(config)
-        now = {"arrivals.json": stream.arrivals.to_json(), "data.json": fingerprint(stream)}
-        for name, value in now.items():
-            before = self.read(name)
-            if self.begun and before != json.loads(json.dumps(value)):
-                what = "schedule (its trace has changed)" if name == "arrivals.json" else "images"
+    def claim(self, config: RunConfig, arrivals: Fields, data: Fields, method: Fields, environment: Fields) -> None:
+        """Write what is known of a run before its first step, or check that the folder holds this run."""
+        for name, value, what in (
+            ("arrivals.json", arrivals, "schedule (its trace has changed)"),
+            ("data.json", data, "images"),
+        ):
+            if self.resumable and self.read(name) != json.loads(json.dumps(value)):
                 raise InputError(
-                    f"The run in {self.path} was begun with other {what}: bring them back, or choose another --out."
+                    f"The run in {self.path} was started with other {what}: restore them, or choose another --out."
                 )
             self.write(name, value)
         self.write("config.json", config.model_dump(mode="json"))
+        self.write("method.json", method)
         self._write_environment(environment)
 
-    def _write_environment(self, now: Mapping[str, Any]) -> None:
-        """Of the first start; what is different at a later one is noted beside it."""
+    def _write_environment(self, now: Fields) -> None:
+        """Keep the environment of the first start; add what differs when the run is resumed."""
         first = self.read("environment.json")
-        if first is None or not self.begun:
+        if first is None or not self.resumable:
             self.write("environment.json", now)
             return
-        lasting = ("ffcil", "commit", "python", "torch", "device", "precision", "graph", "compile")
-        changed = {key: now[key] for key in lasting if now[key] != first.get(key)}
+        changed = {key: now[key] for key in _LASTING if now[key] != first.get(key)}
         if changed and changed not in first.setdefault("taken_up_with", []):
             first["taken_up_with"].append(changed)
             self.write("environment.json", first)
 
     def threads(self, asked: int | None) -> int | None:
-        """A CPU's sums depend on the number of threads: a run taken up again uses as many as when it began."""
-        begun_with: int | None = (self.read("environment.json") or {}).get("threads") if self.begun else None
-        if begun_with and asked and begun_with != asked:
-            raise InputError(f"The run in {self.path} was begun with {begun_with} thread(s): leave --threads out.")
-        return begun_with or asked
-
-    # --- what it found out ----------------------------------------------------------------------------------------
-
-    def records(self) -> list[bytes]:
-        """Whole lines of records.jsonl."""
-        path = self.path / "records.jsonl"
-        lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
-        return [line + b"\n" for line in lines[:-1]]
+        """Number of threads of a run on a CPU, whose sums depend on it: when resumed, that of its start."""
+        started_with: int | None = (self.read("environment.json") or {}).get("threads") if self.resumable else None
+        if started_with and asked and started_with != asked:
+            raise InputError(f"The run in {self.path} was started with {started_with} thread(s): leave --threads out.")
+        return started_with or asked
 
     def keep_records(self, finished: int) -> None:
-        """Drop the record of a step that the checkpoint does not know yet: it will be made again."""
-        records = self.records()
-        if len(records) < finished:
+        """Remove the record of a step that is not in the checkpoint: the step will be repeated."""
+        lines = self._record_lines()
+        if len(lines) < finished:
             raise InputError(f"{self.path} is damaged (records are missing): remove it and start again.")
-        if len(records) > finished + 1:  # a kill costs one at the most: checkpoints were taken away
+        if len(lines) > finished + 1:  # A kill costs one record at most, so checkpoints were removed.
             raise InputError(
-                f"{self.path} has records of {len(records)} steps and checkpoints of {finished}: bring the newest "
-                "checkpoint back, or remove the folder to start again."
+                f"{self.path} has records of {len(lines)} steps and checkpoints of {finished}: restore the newest "
+                "checkpoint, or remove the folder to start again."
             )
-        write_whole(self.path / "records.jsonl", b"".join(records[:finished]))
+        write_whole(self.path / "records.jsonl", b"".join(lines[:finished]))
 
     def append_record(self, record: Mapping[str, Any]) -> None:
         with (self.path / "records.jsonl").open("ab") as file:
@@ -172,24 +253,36 @@ class RunFolder:
             os.fsync(file.fileno())
 
     def write_counts(self, step: int, counts: Counts) -> None:
-        content = io.BytesIO()
-        np.savez_compressed(content, **counts)  # type: ignore[arg-type]
-        write_whole(self.path / "counts" / f"step-{step:03d}.npz", content.getvalue())
+        write_whole(self._counts_path(step), pack_counts(counts))
 
-    def tables(self, sizes: tuple[int, ...]) -> dict[str, CountTable]:
-        by_step = [np.load(self.path / "counts" / f"step-{k + 1:03d}.npz") for k in range(len(sizes))]
-        return {name: CountTable(sizes, tuple(step[name] for step in by_step)) for name in by_step[0]}
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write the results and mark the run as finished."""
+        self.write("summary.json", summary)
+        write_whole(self.path / "done", b"")
+
+    def _counts_path(self, step: int) -> Path:
+        return self.path / "counts" / f"step-{step:03d}.npz"
+
+    def _record_lines(self) -> list[bytes]:
+        """Complete lines of records.jsonl; a killed run may have left half a line at the end."""
+        return [line + b"\n" for line in _content(self.path / "records.jsonl").split(b"\n")[:-1]]
 
 
-def fingerprint(stream: Stream) -> dict[str, Any]:
-    """What tells one set of images from another: classes, counts, labels, and a sample of the pixels."""
-    sample = hashlib.sha256()
-    for split in (stream.train, stream.test):
-        sample.update(split.sample())
-    return {
-        "classes": list(stream.train.class_names),
-        "train_images": stream.train.counts().tolist(),
-        "test_images": stream.test.counts().tolist(),
-        "image_size": list(stream.train.image_size),
-        "sample": sample.hexdigest(),
-    }
+def find_folders(place: Path) -> list[Path]:
+    """Folders of runs at or below a place."""
+    return [path.parent for path in sorted(place.rglob("config.json")) if RunFolder(path.parent).is_run]
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def _parse(text: bytes) -> Fields | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,4 +1,4 @@
-"""Other places that hear of a run: TensorBoard and Weights & Biases. The run's folder stays the truth."""
+"""Listeners that log a run to TensorBoard or Weights & Biases, in addition to the run's folder."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from lightning_fabric.loggers.tensorboard import TensorBoardLogger
 
 from ffcil.config.settings import RunConfig
 from ffcil.errors import InputError, unknown
-from ffcil.runs.progress import Listener
+from ffcil.training.progress import FitProgress, Listener
 
 LOGS = ("tensorboard", "wandb")
 
 
 def listeners(names: Iterable[str], config: RunConfig) -> list[Listener]:
-    """One listener for each name; a package that is missing is said at once."""
+    """Return one listener per name; a missing package is an error."""
     check_logs(names)
-    return [Logged(name, config) for name in names]
+    return [RunLogger(name, config) for name in names]
 
 
 def check_logs(names: Iterable[str]) -> None:
@@ -33,7 +33,7 @@ def check_logs(names: Iterable[str]) -> None:
 
 
 class WandbLogger(Logger):
-    """Weights & Biases as one of Fabric's loggers, which has none: a run keeps its id when it is taken up again."""
+    """Weights & Biases as a Fabric logger (Fabric has none). A resumed run keeps its id."""
 
     def __init__(self, folder: Path, config: RunConfig) -> None:
         import wandb
@@ -65,11 +65,11 @@ class WandbLogger(Logger):
         self.run.finish()
 
 
-class Logged(Listener):
-    """Hands a run's records, and its loss after every epoch, to a logger.
+class RunLogger(Listener):
+    """Logs a run's records, and its loss after every epoch.
 
-    A record counts as 1,000 on the time axis: epoch 5 of 10 of step 3 is at 2,500, also in a run that was taken up
-    again, and steps of different lengths stand side by side.
+    A step is 1,000 units on the time axis: epoch 5 of 10 of step 3 is at 2,500, also in a resumed run. So steps of
+    different lengths can be compared.
     """
 
     def __init__(self, name: str, config: RunConfig) -> None:
@@ -86,16 +86,17 @@ class Logged(Listener):
     def step_started(self, step: int, new: int, seen: int, epochs: int) -> None:
         self.step, self.epochs = step, epochs
 
-    def epoch_done(self, epoch: int, loss: float, images_per_second: float) -> None:
-        at = 1000 * (self.step - 1) + 1000 * epoch // max(self.epochs, epoch)
-        self.logger.log_metrics({"train/loss": loss, "train/images_per_second": images_per_second}, at)
+    def epoch_done(self, progress: FitProgress) -> None:
+        time = 1000 * (self.step - 1) + 1000 * progress.epoch // max(self.epochs, progress.epoch)
+        speed = progress.images_per_second
+        self.logger.log_metrics({"train/loss": progress.loss, "train/images_per_second": speed}, time)
 
     def step_done(self, record: Mapping[str, Any]) -> None:
         by_group = {f"{group}/{name}": value for group in GROUPS for name, value in record[group].items()}
         seconds = {f"seconds/{phase}": value for phase, value in record["seconds"].items()}
         numbers = {**by_group, **seconds, "classes/new": record["new_classes"], "classes/seen": record["seen_classes"]}
-        at = 1000 * record["step"]
-        self.logger.log_metrics({name: value for name, value in numbers.items() if value is not None}, at)
+        known = {name: value for name, value in numbers.items() if value is not None}
+        self.logger.log_metrics(known, 1000 * record["step"])
 
     def finished(self) -> None:
         self.logger.finalize("success")

@@ -1,4 +1,4 @@
-"""What a person sees of a run while it runs: bars in a terminal, plain lines elsewhere, or nothing."""
+"""Listeners that show the progress of a run: in a terminal, in plain lines, and in a file for other processes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 
-
-class Listener:
-    """Told of a run's progress. This one says nothing; subclass it and override what you want to hear of."""
-
-    def started(self, folder: str, steps: int, finished: int, epoch: int) -> None: ...
-    def step_started(self, step: int, new: int, seen: int, epochs: int) -> None: ...
-    def looked_at(self, done: int, total: int) -> None: ...
-    def epoch_done(self, epoch: int, loss: float, images_per_second: float) -> None: ...
-    def step_done(self, record: Mapping[str, Any]) -> None: ...
-    def finished(self) -> None: ...
+from ffcil.training.progress import FitProgress, Listener
 
 
-class Several(Listener):
-    """Tells each of several listeners."""
+class CompositeListener(Listener):
+    """Forwards everything to several listeners, in order."""
 
     def __init__(self, *listeners: Listener) -> None:
         self.listeners = listeners
@@ -37,13 +28,13 @@ class Several(Listener):
         for listener in self.listeners:
             listener.step_started(step, new, seen, epochs)
 
-    def looked_at(self, done: int, total: int) -> None:
+    def images_done(self, done: int, total: int) -> None:
         for listener in self.listeners:
-            listener.looked_at(done, total)
+            listener.images_done(done, total)
 
-    def epoch_done(self, epoch: int, loss: float, images_per_second: float) -> None:
+    def epoch_done(self, progress: FitProgress) -> None:
         for listener in self.listeners:
-            listener.epoch_done(epoch, loss, images_per_second)
+            listener.epoch_done(progress)
 
     def step_done(self, record: Mapping[str, Any]) -> None:
         for listener in self.listeners:
@@ -54,10 +45,10 @@ class Several(Listener):
             listener.finished()
 
 
-class Noted(Listener):
-    """Keeps `progress.json` in the run's folder while it runs: what others see of it between two records."""
+class ProgressFile(Listener):
+    """Keeps `progress.json` in the run's folder up to date, so that other processes see the progress within a step."""
 
-    every = 1.0
+    interval = 1.0
 
     def __init__(self) -> None:
         self.step: dict[str, int] = {}
@@ -70,13 +61,17 @@ class Noted(Listener):
         self.step = {"step": step, "epochs": epochs}
         self.began = time.monotonic()
 
-    def epoch_done(self, epoch: int, loss: float, images_per_second: float) -> None:
-        if time.monotonic() - self.last < self.every:
+    def epoch_done(self, progress: FitProgress) -> None:
+        if time.monotonic() - self.last < self.interval:
             return
         self.last = time.monotonic()
         draft = self.file.with_name(".progress.json.draft")
-        seconds = time.monotonic() - self.began
-        now = {**self.step, "epoch": epoch, "images_per_second": images_per_second, "seconds": seconds}
+        now = {
+            **self.step,
+            "epoch": progress.epoch,
+            "images_per_second": progress.images_per_second,
+            "seconds": time.monotonic() - self.began,
+        }
         draft.write_text(json.dumps(now))
         draft.replace(self.file)
 
@@ -84,13 +79,13 @@ class Noted(Listener):
         self.file.unlink(missing_ok=True)
 
 
-def accuracies(record: Mapping[str, Any]) -> str:
+def format_accuracies(record: Mapping[str, Any]) -> str:
     """`linear 61.2 %, nearest-mean 63.0 %`"""
     return ", ".join(f"{name} {value:.1f} %" for name, value in record["accuracy"].items() if value is not None)
 
 
-def bars(console: Console, clock: ProgressColumn, transient: bool = False) -> Progress:
-    """Bars with a description, a field `note` and a clock; nothing at all where there is no terminal."""
+def progress_bars(console: Console, clock: ProgressColumn, transient: bool = False) -> Progress:
+    """Bars with a description, a field `note` and a clock. Without a terminal nothing is shown."""
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -102,21 +97,22 @@ def bars(console: Console, clock: ProgressColumn, transient: bool = False) -> Pr
     )
 
 
-def pace(seconds: float, images_per_second: float) -> str:
-    """Time, and speed where anything was trained."""
+def format_speed(seconds: float, images_per_second: float) -> str:
+    """`12.3 s, 4,567 images/s`; without the speed if nothing was trained."""
     return f"{seconds:.1f} s" + (f", {images_per_second:,.0f} images/s" if images_per_second else "")
 
 
-class Shown(Listener):
-    """Lines for finished steps; between them a bar in a terminal, or a plain line every ten seconds."""
+class ConsoleProgress(Listener):
+    """Prints a line per finished step. Within a step it shows a bar in a terminal, elsewhere a line now and then."""
 
-    every = 10.0
+    line_interval = 10.0
+    """Seconds between two lines where there is no terminal."""
     slow = 2.0
-    """seconds after which an epoch, or a look at many images, is told of before it is done"""
+    """Seconds after which an epoch, or a pass over many images, is reported before it ends."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.bars = bars(console, TimeRemainingColumn(), transient=True)
+        self.bars = progress_bars(console, TimeRemainingColumn(), transient=True)
         self.task: TaskID | None = None
         self.steps = self.epochs = self.step = 0
         self.note = ""
@@ -124,8 +120,8 @@ class Shown(Listener):
 
     def started(self, folder: str, steps: int, finished: int, epoch: int) -> None:
         self.steps = steps
-        taken_up = f", taken up after step {finished}" + (f" and {epoch} epoch(s)" if epoch else "")
-        self._line(f"{folder}: {steps} steps{taken_up if finished or epoch else ''}")
+        resumed = f", resumed after step {finished}" + (f" and {epoch} epoch(s)" if epoch else "")
+        self._print(f"{folder}: {steps} steps{resumed if finished or epoch else ''}")
         self.bars.start()
 
     def step_started(self, step: int, new: int, seen: int, epochs: int) -> None:
@@ -135,36 +131,37 @@ class Shown(Listener):
         text = f"step {self._numbered(step)} (+{new} = {seen} classes)"
         self.task = self.bars.add_task(text, total=epochs, note="")
 
-    def epoch_done(self, epoch: int, loss: float, images_per_second: float) -> None:
-        self.note = f"epoch {epoch}/{self.epochs}, loss {loss:.3f}, {images_per_second:,.0f} images/s"
-        self._tell(self.note, completed=epoch)
+    def epoch_done(self, progress: FitProgress) -> None:
+        speed = f"{progress.images_per_second:,.0f} images/s"
+        self.note = f"epoch {progress.epoch}/{self.epochs}, loss {progress.loss:.3f}, {speed}"
+        self._update(self.note, completed=progress.epoch)
 
-    def looked_at(self, done: int, total: int) -> None:
+    def images_done(self, done: int, total: int) -> None:
         if time.monotonic() - self.last_note > self.slow:
-            self._tell(f"{self.note}{', then ' if self.note else ''}{done:,} of {total:,} images")
+            self._update(f"{self.note}{', then ' if self.note else ''}{done:,} of {total:,} images")
 
     def step_done(self, record: Mapping[str, Any]) -> None:
-        taken = pace(sum(record["seconds"].values()), record["images_per_second"])
-        self._line(
+        speed = format_speed(sum(record["seconds"].values()), record["images_per_second"])
+        self._print(
             f"step {record['step']}/{self.steps}: +{record['new_classes']} = {record['seen_classes']} classes, "
-            f"{accuracies(record)} ({taken})"
+            f"{format_accuracies(record)} ({speed})"
         )
 
     def finished(self) -> None:
         self.bars.stop()
 
-    def _tell(self, note: str, completed: int | None = None) -> None:
-        """In the bar, and where there is none, now and then in a line."""
+    def _update(self, note: str, completed: int | None = None) -> None:
+        """Update the bar; without a terminal, print a line now and then."""
         assert self.task is not None
         self.last_note = time.monotonic()
         self.bars.update(self.task, completed=completed, note=note)
-        if not self.console.is_terminal and time.monotonic() - self.last_line > self.every:
-            self._line(f"step {self._numbered(self.step)}, {note}")
+        if not self.console.is_terminal and time.monotonic() - self.last_line > self.line_interval:
+            self._print(f"step {self._numbered(self.step)}, {note}")
 
     def _numbered(self, step: int) -> str:
-        """Of how many, where that is known."""
+        """`3/10`, or `3` if the number of steps is not known."""
         return f"{step}/{self.steps}" if self.steps else str(step)
 
-    def _line(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self.last_line = time.monotonic()
         self.console.print(text, highlight=False, soft_wrap=True, markup=False)

@@ -1,9 +1,8 @@
-"""One run: a configuration becomes a folder of records, checkpointed so that a kill at any moment loses nothing."""
+"""`Run`: one configuration becomes a folder of records. It can be killed at any moment and resumed without loss."""
 
 from __future__ import annotations
 
 import errno
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ffcil import metrics
 from ffcil.arrivals import Arrivals
@@ -21,17 +18,21 @@ from ffcil.config.settings import RunConfig
 from ffcil.data.augment import Augmentation
 from ffcil.data.sources import DataSet, load_dataset
 from ffcil.errors import InputError
-from ffcil.methods import find_method
-from ffcil.methods.learner import Learner, build_learner, complete
-from ffcil.methods.parts.exemplars import ExemplarMemory
+from ffcil.methods import build_learner, complete, find_method
+from ffcil.methods.learner import Learner
+from ffcil.methods.parts.exemplars import exemplars_per_class
 from ffcil.models.vit import published_normalisation
-from ffcil.runs.checkpoint import checkpoints, load_state, remove_drafts, save_checkpoint, write_whole
-from ffcil.runs.environment import describe_environment
-from ffcil.runs.folder import Counts, RunFolder, identity, locked
-from ffcil.runs.progress import Listener
+from ffcil.runs.atomic import remove_drafts
+from ffcil.runs.checkpoint import load_state, save_checkpoint
+from ffcil.runs.counts import Counts
+from ffcil.runs.environment import Session, describe_environment, describe_method
+from ffcil.runs.folder import RunFolder, checkpoints, locked
+from ffcil.runs.identity import fingerprint, identity
+from ffcil.runs.step import learn_step
 from ffcil.runs.stopping import Stop
 from ffcil.stream import Increment, Stream
-from ffcil.training.fit import Engine, Progress
+from ffcil.training.engine import Engine
+from ffcil.training.progress import FitProgress, Listener, reporting_to
 
 
 def build_arrivals(config: RunConfig, available: int) -> Arrivals:
@@ -39,26 +40,21 @@ def build_arrivals(config: RunConfig, available: int) -> Arrivals:
     return config.arrivals.build(available, config.arrival_seed)
 
 
-def count(true: torch.Tensor, predicted: torch.Tensor, classes: int) -> NDArray[np.int64]:
-    """How often each true class was predicted as each, [classes, classes]."""
-    cells = torch.bincount(true.cpu() * classes + predicted.cpu(), minlength=classes * classes)
-    return cells.view(classes, classes).numpy()
-
-
 def evaluate(learner: Learner, increment: Increment) -> Counts:
-    """Count table of every classifier over the test images of all classes seen."""
-    true = increment.test.labels[increment.test_rows]
+    """Confusion counts of every classifier over the test images of all classes seen."""
+    true = increment.test.labels[increment.test_rows].numpy(force=True)
     return {
-        name: count(true, predicted, increment.seen_now) for name, predicted in learner.predictions(increment).items()
+        name: metrics.Confusion.count(true, predicted.numpy(force=True), increment.seen_now)
+        for name, predicted in learner.predictions(increment).items()
     }
 
 
 class Run:
     """One configuration in one folder.
 
-    `Run(config, folder).execute()` starts it, takes it up where it was broken off, or, when done, gives its summary.
-    `data` is the file or folder of the configuration's data set, or a `DataSet` in its place, such as `dataset_of`
-    makes; the configuration's `dataset` is then a name for it.
+    `Run(config, folder).execute()` starts the run, resumes it if it was interrupted, or returns the summary if it is
+    done. `data` is the file or folder of the configuration's data set, or a `DataSet` such as `dataset_of` returns; the
+    configuration's `dataset` is then a name for it.
     """
 
     def __init__(
@@ -71,7 +67,7 @@ class Run:
         threads: int | None = None,
         listener: Listener | None = None,
     ) -> None:
-        self.config = complete(config)  # a wrong name is answered before anything is made
+        self.config = complete(config)  # a wrong name is an error before anything is created
         self.data = Path(data) if isinstance(data, str) else data
         named = f"{self.config.dataset}-{self.config.method}-{identity(self.config, self.data)}"
         self.folder = Path(folder) if folder else Path("runs") / named
@@ -89,8 +85,9 @@ class Run:
         return environment
 
     def execute(self) -> dict[str, Any]:
-        """Run to the end and return the summary. A finished run does nothing."""
-        with exhaustion_told(self.folder):
+        """Run to the end and return the summary. If the run is finished, only return the summary."""
+        started = time.monotonic()
+        with exhaustion_explained(self.folder):
             if not self.files.done:
                 self._fix_threads()
                 stream, learner = self._prepare()
@@ -99,22 +96,31 @@ class Run:
                 with locked(self.folder):
                     if not self.files.done:  # another process may have finished it meanwhile
                         remove_drafts(self.folder)
-                        self.files.claim(self.config, stream, self._environment(learner))
+                        self._claim(stream, learner)
+                        self._session = Session(self.files, learner.engine.device, started)
                         self._run(stream, learner)
-        self.files.check_config(self.config)
-        summary = self.files.read("summary.json")
-        if summary is None:
-            raise InputError(f"{self.folder} is damaged (done, but no summary.json): remove it and start again.")
-        return {**summary, "folder": str(self.folder)}
+        self.files.check_config(self.config, complete)
+        return {**self.files.summary(), "folder": str(self.folder)}
+
+    def _claim(self, stream: Stream, learner: Learner) -> None:
+        """Write what is known before the first step."""
+        self.files.check_config(self.config, complete)
+        self.files.claim(
+            self.config,
+            arrivals=stream.arrivals.to_json(),
+            data=fingerprint(stream),
+            method=describe_method(learner),
+            environment=self._environment(learner),
+        )
 
     def _fix_threads(self) -> None:
-        """On a GPU sums do not depend on them, and the next machine may have fewer cores."""
+        """Use the number of threads that the run began with, because sums on a CPU depend on it."""
         threads = self.files.threads(self.threads) if self.device == "cpu" else self.threads
         if threads:
             torch.set_num_threads(threads)
 
     def _prepare(self) -> tuple[Stream, Learner]:
-        """Everything that can be wrong is found here, before the folder is touched."""
+        """Prepare data and learner. All bad input is found here, before the folder is touched."""
         config = self.config
         engine = Engine.create(self.device, config.train)
         data = self.data
@@ -123,7 +129,7 @@ class Run:
         arrivals = build_arrivals(config, data.train.classes)
         stream = Stream(data.train, data.test, arrivals, config.class_seed)
         if find_method(config.method).uses_memory:
-            ExemplarMemory(config.memory.budget, config.memory.per_class).quota(arrivals.classes)
+            exemplars_per_class(config.memory, arrivals.classes)
         learner = build_learner(config, augmentation_of(config, data.augmentation), engine)
         return stream.to(engine.device), learner
 
@@ -134,67 +140,59 @@ class Run:
         try:
             with Stop() as stop:
                 for position in range(finished, len(stream)):
-                    stop.raise_if_told()
+                    stop.raise_if_requested()
                     self._step(learner, stream[position], progress, stop)
                     progress = None
                 self._conclude(stream, learner)
-                stop.raise_if_told()  # done as it is: what comes after it is not to be begun
+                stop.raise_if_requested()  # this run is done, but nothing after it may start
         finally:
             self.listener.finished()
+            self._session.save()
 
-    def _resume(self, stream: Stream, learner: Learner) -> tuple[int, Progress | None]:
-        """Load the newest checkpoint: steps finished, and the progress within the next one where there was any."""
+    def _resume(self, stream: Stream, learner: Learner) -> tuple[int, FitProgress | None]:
+        """Load the newest checkpoint. Returns the number of finished steps and the progress within the next one."""
         found = checkpoints(self.folder / "checkpoints")
         if not found:
             return 0, None
         state = load_state(found[-1])
         finished: int = state["finished"]
-        progress = Progress(**state["progress"]) if state["progress"] else None
+        progress = FitProgress(**state["progress"]) if state["progress"] else None
         for position in range(finished + (progress is not None)):
             learner.begin(stream[position])
         learner.restore(state["learner"])
         return finished, progress
 
-    def _save(self, learner: Learner, finished: int, progress: Progress | None) -> None:
+    def _save(self, learner: Learner, finished: int, progress: FitProgress | None) -> None:
         state = {"finished": finished, "progress": vars(progress) if progress else None, "learner": learner.state()}
         save_checkpoint(self.folder / "checkpoints", finished + 1, progress.epoch if progress else 0, state)
 
-    def _step(self, learner: Learner, increment: Increment, progress: Progress | None, stop: Stop) -> None:
-        new, epochs = len(increment.classes), learner.phase(increment).epochs if learner.trains(increment) else 0
-        self.listener.step_started(increment.step, new, increment.seen_now, epochs)
-        learner.looked_at = self.listener.looked_at
-        saved = time.monotonic()
+    def _step(self, learner: Learner, increment: Increment, progress: FitProgress | None, stop: Stop) -> None:
+        def save(now: FitProgress) -> None:
+            self._save(learner, increment.step - 1, now)
 
-        def after_epoch(now: Progress) -> None:
-            nonlocal saved
-            self.listener.epoch_done(now.epoch, now.loss, now.images / now.seconds)
-            if stop.told() or time.monotonic() - saved >= self.config.checkpoint_seconds:
-                self._save(learner, increment.step - 1, now)
-                saved = time.monotonic()
-            stop.raise_if_told()
-
-        notes = learner.learn(increment, progress, after_epoch)
+        notes = learn_step(learner, increment, self.listener, stop, save, self.config.checkpoint_seconds, progress)
         start = time.perf_counter()
-        counts = evaluate(learner, increment)
+        with reporting_to(self.listener):
+            counts = evaluate(learner, increment)
         notes["seconds"]["evaluate"] = time.perf_counter() - start
         record = make_record(increment, counts, notes)
         self.files.write_counts(increment.step, counts)
         self.files.append_record(record)
         self._save(learner, increment.step, None)
+        self._session.save()
         self.listener.step_done(record)
 
     def _conclude(self, stream: Stream, learner: Learner) -> None:
-        records = [json.loads(line) for line in self.files.records()]
+        records = self.files.records()
         classifiers = {name: metrics.summarise(t) for name, t in self.files.tables(stream.arrivals.sizes).items()}
-        scored = learner.classifiers[0]
+        scored = learner.scored
         seconds = {phase: sum(r["seconds"][phase] for r in records) for phase in records[0]["seconds"]}
         images = sum(r["images_per_second"] * r["seconds"]["train"] for r in records)
         summary = {
             "dataset": self.config.dataset,
             "method": self.config.method,
-            "title": learner.title,
             "robust": self.config.robust,
-            "own_alignment": learner.own_alignment,
+            **describe_method(learner),
             "sizes": list(stream.arrivals.sizes),
             "scored": scored,
             **{key: classifiers[scored][key] for key in ("average", "last", "forgetting")},
@@ -204,13 +202,13 @@ class Run:
             "images_per_second": images / seconds["train"] if seconds["train"] else 0.0,
             "parameters": records[-1]["parameters"],
         }
-        self.files.write("summary.json", summary)
-        write_whole(self.folder / "done", b"")
+        self._session.save(check_gpu=True)
+        self.files.finish(summary)
 
 
 @contextmanager
-def exhaustion_told(folder: Path) -> Iterator[None]:
-    """A GPU or a disk that is full, in a sentence."""
+def exhaustion_explained(folder: Path) -> Iterator[None]:
+    """Turn a full GPU or a full disk into a sentence with the remedy."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -255,9 +253,6 @@ def make_record(increment: Increment, counts: Counts, notes: dict[str, Any]) -> 
         "new_classes": len(increment.classes),
         "seen_classes": increment.seen_now,
         "new_labels": list(increment.new_labels),
-        **{
-            key: {name: metrics.group_accuracy(table, group) for name, table in counts.items()}
-            for key, group in groups.items()
-        },
+        **{key: {name: table.accuracy(group) for name, table in counts.items()} for key, group in groups.items()},
         **notes,
     }

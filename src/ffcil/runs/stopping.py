@@ -1,4 +1,4 @@
-"""`Stop`: being told to stop takes effect at the end of an epoch, where nothing is lost, if that end is near."""
+"""`Stop`: a request to stop takes effect at the end of an epoch, where no work is lost, if the epoch ends soon."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 SECONDS = 5.0
-"""for an epoch to end"""
-_SAID = b"ffcil: stopping at the end of the epoch; once more stops at once\n"
+"""Time that an epoch has to end after a request to stop."""
+_MESSAGE = b"ffcil: stopping at the end of the epoch; a second signal stops immediately\n"
 
 
 class Stop:
-    """While it is entered, a signal that would raise KeyboardInterrupt is kept; whoever trains asks for it with `told`
-    after an epoch, saves, and calls `raise_if_told`. A second signal, or an epoch that takes too long, raises at once.
+    """A context manager that holds back signals which would raise KeyboardInterrupt.
 
-    In a thread, and for signals that something else handles, all stays as it is.
+    The training checks `requested` after every epoch, saves, and calls `raise_if_requested`. A second signal, or an
+    epoch that takes too long, raises immediately. In a thread, and for signals that have another handler, nothing
+    changes.
     """
 
     def __init__(self) -> None:
-        self._told = False
+        self._requested = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -30,7 +31,7 @@ class Stop:
         if in_main and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) is signal.default_int_handler:
-                    self._before[number] = signal.signal(number, self._ask)
+                    self._before[number] = signal.signal(number, self._request)
             self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, signal.default_int_handler)
         return self
 
@@ -42,20 +43,20 @@ class Stop:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self._told:
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        if self._requested:
             raise KeyboardInterrupt
-        self._told = True
-        with suppress(OSError):  # a terminal that is gone is why it is told
-            os.write(2, _SAID)  # a handler may interrupt a print, which then cannot be called
+        self._requested = True
+        with suppress(OSError):  # the closed terminal may be the reason for the signal
+            os.write(2, _MESSAGE)  # not print, which the handler may have interrupted
         signal.setitimer(signal.ITIMER_REAL, SECONDS)
 
-    def told(self) -> bool:
-        """Whether it is time to stop; if so, there is as much of it as saving takes."""
-        if self._told:
+    def requested(self) -> bool:
+        """Whether a stop was requested. If so, the time limit ends: saving may take as long as it needs."""
+        if self._requested:
             signal.setitimer(signal.ITIMER_REAL, 0)
-        return self._told
+        return self._requested
 
-    def raise_if_told(self) -> None:
-        if self._told:
+    def raise_if_requested(self) -> None:
+        if self._requested:
             raise KeyboardInterrupt

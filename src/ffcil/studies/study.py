@@ -1,4 +1,4 @@
-"""`Study`: a grid of runs in YAML (methods x settings x seeds x any field), and the jobs that it resolves to."""
+"""`Study`: a grid of runs in YAML (methods x settings x seeds x any fields), and the jobs that it resolves to."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from ffcil.config.resolve import (
 from ffcil.config.settings import RunConfig, Seed, Settings, validate
 from ffcil.data.sources import SOURCES
 from ffcil.errors import InputError, unknown
-from ffcil.methods.learner import complete, find_method
-from ffcil.runs.checkpoint import write_whole
-from ffcil.runs.folder import identity
+from ffcil.methods import complete, find_method
+from ffcil.runs.atomic import write_whole
+from ffcil.runs.identity import identity
 from ffcil.studies.executors.job import Job
 
 SEEDS = ("class_seed", "arrival_seed", "train_seed")
-MOVES = {
+SAME_CHOICE = {
     "arrivals.sizes": "arrivals.kind",
     "arrivals.trace": "arrivals.kind",
     "memory.per_class": "memory.budget",
 }
-"""fields by another one that setting them moves too"""
+"""Fields that cannot be set independently: each is compared with others under the name on the right."""
 Fields = dict[str, Any]
 
 
@@ -47,30 +47,33 @@ class Group(Settings):
     """Methods that share recipes, settings and varied fields: one grid."""
 
     recipes: tuple[str, ...] = Field(min_length=1)
-    """names of recipes, or YAML files: one for each data set"""
+    """Names or YAML files of recipes, usually one per data set."""
     methods: tuple[str, ...] = Field(min_length=1)
     settings: dict[str, Fields] = Field(min_length=1)
-    """by name, the fields that a setting lays on the recipe"""
+    """Settings by name, each with the fields that it sets on top of the recipe."""
     vary: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
-    """by dotted name, the values that a field takes"""
+    """Values of varied fields, by dotted name."""
 
 
 class Study(Settings):
-    """Many runs. A seed s sets class_seed = arrival_seed = train_seed = s: the settings of a seed share the class
-    permutation and the spectrum with its order, and differ in nothing but what they say."""
+    """A grid of runs.
+
+    A seed s sets class_seed = arrival_seed = train_seed = s, so the settings of a seed share the class permutation, the
+    spectrum and its order.
+    """
 
     title: str
     about: str = ""
     seeds: tuple[Seed, ...] = Field(min_length=1)
     groups: tuple[Group, ...] = Field(min_length=1)
     set: Fields = Field(default_factory=dict)
-    """fields laid on the recipe of every run"""
+    """Fields of every run, set on top of its recipe."""
     data: dict[str, str] = Field(default_factory=dict)
-    """by recipe, the file or folder of its data set; under the name `all` that of the others"""
+    """Files or folders of the data sets by recipe; `all` stands for every other recipe."""
     alone: bool = False
-    """the runs measure time: they are made one after another"""
+    """Whether runs are executed one after another, because they measure time."""
     imports: tuple[str, ...] = ()
-    """Python files that register methods of one's own"""
+    """Python files that register methods."""
 
 
 def study_names() -> list[str]:
@@ -79,19 +82,19 @@ def study_names() -> list[str]:
 
 
 def load_study(name: str) -> Study:
-    """A study of the package by name, or any YAML file by path."""
+    """Load a study of the package by name, or a YAML file by path."""
     if Path(name).suffix in (".yaml", ".yml"):
         if not Path(name).is_file():
-            raise InputError(f"There is no study file {name!r}: name a file or one of: {', '.join(study_names())}.")
+            raise InputError(f"There is no study file {name!r}: give a file or one of: {', '.join(study_names())}.")
         text = Path(name).read_bytes().decode("utf-8", errors="replace")
     elif name in study_names():
         text = (resources.files("ffcil.config.recipes") / "studies" / f"{name}.yaml").read_text(encoding="utf-8")
     elif name in recipe_names():
-        raise InputError(f"{name!r} is the recipe of a run: `ffcil run {name}`; studies: {', '.join(study_names())}.")
+        raise InputError(f"{name!r} is a recipe: use `ffcil run {name}`, or a study: {', '.join(study_names())}.")
     else:
         raise unknown("study", name, study_names())
     content = read_yaml(f"Study {name!r}", text)
-    content.pop("shared", None)  # a place for YAML anchors
+    content.pop("shared", None)  # Holds YAML anchors.
     check_names(content, Study)
     for group in content.get("groups") or []:
         if isinstance(group, Mapping):
@@ -100,7 +103,7 @@ def load_study(name: str) -> Study:
 
 
 def _absolute(study: Study) -> Study:
-    """Files by their whole paths: the study is the same from whatever folder it is continued."""
+    """The study with absolute paths, so that it can be continued from any folder."""
     groups = (group.model_copy(update={"recipes": tuple(map(_recipe, group.recipes))}) for group in study.groups)
     changed = {
         "groups": tuple(groups),
@@ -111,7 +114,7 @@ def _absolute(study: Study) -> Study:
 
 
 def _recipe(name: str) -> str:
-    """A file by its whole path, a recipe of the package by its name."""
+    """The absolute path of a recipe file, or the name of a recipe of the package."""
     return os.path.abspath(name) if Path(name).suffix in RECIPE_FILES else name
 
 
@@ -126,19 +129,19 @@ def narrow(
     imports: Sequence[str] = (),
     called: str = "study",
 ) -> Study:
-    """The study with what the command line changes.
+    """Apply the options of the command line to a study.
 
-    `datasets` names recipes: groups that have one keep it and the others go; where no group has it, it takes the place
-    of every group's. `methods` keeps those that are named; one that no group has joins the groups of its kind (on a
-    pre-trained backbone or not), or all where no group is of its kind.
+    `datasets` names recipes: groups keep only these, and a recipe that no group has replaces those of every group.
+    Groups keep only the `methods`; a method that no group has joins the groups of its kind (with or without a
+    pre-trained backbone), or every group if none is of its kind. `called` is the study's name in error messages.
     """
     groups = _narrow_datasets(study, _narrow_methods(study, methods), [_recipe(name) for name in datasets])
     changed: dict[str, Any] = {"groups": groups}
     if seeds:
         changed["seeds"] = tuple(dict.fromkeys(seeds))
     over = parse_assignments(assignments)
-    for field in _dotted(over):
-        if owner := _set_by(study, field):
+    for field in _dotted_names(over):
+        if owner := _field_of_study(study, field):
             raise InputError(f"The {called} sets {owner} itself: drop --set {field}=..., or write a study of your own.")
     changed["set"] = merge_overrides(study.set, over)
     recipes = {*recipe_names(), *(recipe for group in groups for recipe in group.recipes)}
@@ -183,46 +186,46 @@ def _fits(method: str, kind: bool, kinds: AbstractSet[bool]) -> bool:
     return own == kind or own not in kinds
 
 
-def _dotted(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _dotted_names(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for key, value in fields.items():
         if isinstance(value, Mapping) and value:
-            yield from _dotted(value, f"{prefix}{key}.")
+            yield from _dotted_names(value, f"{prefix}{key}.")
         else:
             yield prefix + key
 
 
-def _set_by(study: Study, field: str) -> str | None:
-    """The field that the study itself sets and that setting `field` would move."""
+def _field_of_study(study: Study, field: str) -> str | None:
+    """The field that the study itself sets and that setting `field` would change, if there is one."""
     own = {"method", *SEEDS}
     for group in study.groups:
-        own |= {*group.vary, *(name for fields in group.settings.values() for name in _dotted(fields))}
-    return next((name for name in sorted(own) if MOVES.get(name, name) == MOVES.get(field, field)), None)
+        own |= {*group.vary, *(name for fields in group.settings.values() for name in _dotted_names(fields))}
+    return next((name for name in sorted(own) if SAME_CHOICE.get(name, name) == SAME_CHOICE.get(field, field)), None)
 
 
-# --- the runs -----------------------------------------------------------------------------------------------------
+# --- runs ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run's place in the grid."""
+    """Position of a run in the grid."""
 
     recipe: str
     method: str
     setting: str
     fields: Fields
-    """that the setting lays on the recipe"""
+    """Fields that the setting sets on top of the recipe."""
     varied: tuple[tuple[str, Any], ...]
     seed: int
 
     @property
     def words(self) -> tuple[str, ...]:
-        """That tell it from others."""
+        """Words that describe the run."""
         varied = tuple(f"{field.rpartition('.')[2]}={value}" for field, value in self.varied)
         return (Path(self.recipe).stem, self.method, self.setting, *varied, f"seed {self.seed}")
 
     @property
     def name(self) -> str:
-        """All words, whether they vary or not: a study that grows finds its earlier runs again."""
+        """Name made of all words, whether they vary or not, so that a study that grows finds its earlier runs."""
         return re.sub(r"[^A-Za-z0-9.+-]+", "_", "-".join(self.words))
 
     def config(self, over: Mapping[str, Any]) -> RunConfig:
@@ -243,7 +246,7 @@ def _nested(field: str, value: Any) -> Fields:
 
 
 def cells(study: Study) -> Iterator[Cell]:
-    """Seed by seed, so that a study that is broken off has whole rows."""
+    """Runs of the grid, seed by seed, so that an interrupted study has complete rows."""
     for seed, group in itertools.product(study.seeds, study.groups):
         varied = [[(field, value) for value in values] for field, values in group.vary.items()]
         grid = itertools.product(group.recipes, group.methods, itertools.product(*varied), group.settings.items())
@@ -252,10 +255,10 @@ def cells(study: Study) -> Iterator[Cell]:
 
 
 def jobs_of(study: Study, out: Path, *, device: str | None = None, logs: Sequence[str] = ()) -> list[Job]:
-    """The runs of a study as jobs in `out/runs`, each once, every name checked."""
+    """Resolve a study to jobs in `out/runs`. Every name is checked, and equal runs become one job."""
     by_folder: dict[str, tuple[Cell, Job]] = {}
     for cell in cells(study):
-        config, data = cell.config(study.set), _place(study, cell.recipe)
+        config, data = cell.config(study.set), _data_path(study, cell.recipe)
         job = Job(
             label=identity(config, data),
             config=config,
@@ -268,12 +271,12 @@ def jobs_of(study: Study, out: Path, *, device: str | None = None, logs: Sequenc
         )
         by_folder.setdefault(job.folder.name, (cell, job))
     if not by_folder:
-        raise InputError("Nothing is left of the study: no group has both the data set and a method that were named.")
+        raise InputError("No runs are left: no group has both a named data set and a named method; change one of them.")
     return _labelled(by_folder.values())
 
 
 def _labelled(made: Collection[tuple[Cell, Job]]) -> list[Job]:
-    """By the words in which they differ; where these are the same, or none, by the hash in the folder's name too."""
+    """Label jobs by the words in which they differ; equal labels get the hash of the folder's name in addition."""
     common = set.intersection(*(set(cell.words) for cell, _ in made)) if len(made) > 1 else set()
     labels = [" ".join(word for word in cell.words if word not in common) for cell, _ in made]
     times = Counter(labels)
@@ -283,37 +286,42 @@ def _labelled(made: Collection[tuple[Cell, Job]]) -> list[Job]:
     ]
 
 
-def _place(study: Study, recipe: str) -> Path | None:
+def _data_path(study: Study, recipe: str) -> Path | None:
     place = study.data.get(recipe, study.data.get("all"))
     return None if place is None else Path(place).absolute()
 
 
 def missing_data(jobs: Iterable[Job]) -> list[str]:
-    """What is not here of the recipes' data sets, and how to get it."""
+    """A sentence for every recipe whose data set is missing, with the way to get it."""
     wanted = {job.recipe: SOURCES[job.config.dataset].find(job.data) for job in jobs if job.config.dataset in SOURCES}
     return [f"{recipe}: {problem}" for recipe, problem in wanted.items() if problem]
 
 
 def write_study(study: Study, out: Path) -> None:
-    """The resolved study, as `out/study.yaml`: `ffcil study out/study.yaml` continues it. One that is there and has all
-    of this study's runs, and more, is left."""
+    """Write the resolved study to `out/study.yaml`, with which `ffcil study out/study.yaml` continues it.
+
+    An existing file with all of this study's runs is kept.
+    """
     out.mkdir(parents=True, exist_ok=True)
     path = out / "study.yaml"
-    if path.exists() and _holds(path, study):
+    if path.exists() and _includes(path, study):
         return
     text = yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
     write_whole(path, text.encode())
 
 
-def _holds(path: Path, study: Study) -> bool:
-    """Whether the study in a file has every run of this one."""
+def _includes(path: Path, study: Study) -> bool:
+    """Whether the study in a file has every run of `study`."""
     try:
-        there = load_study(str(path))
-    except InputError:  # damaged, or of another version: it can go
+        existing = load_study(str(path))
+    except InputError:  # The file is damaged or of another version, and is overwritten.
         return False
-    theirs, ours = list(cells(there)), list(cells(study))
+    known = list(cells(existing))
     return (
-        there.set == study.set
-        and {*study.imports} <= {*there.imports}
-        and all(cell in theirs and _place(there, cell.recipe) == _place(study, cell.recipe) for cell in ours)
+        existing.set == study.set
+        and {*study.imports} <= {*existing.imports}
+        and all(
+            cell in known and _data_path(existing, cell.recipe) == _data_path(study, cell.recipe)
+            for cell in cells(study)
+        )
     )

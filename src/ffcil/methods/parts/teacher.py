@@ -1,16 +1,17 @@
-"""`Teacher`: what a network was at the end of the step before; `Distilling`: what methods have that learn from it."""
+"""`Teacher`: the network as it was at the end of the previous step."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from ffcil.methods.finetune import Finetune
-from ffcil.methods.learner import LearnerSettings, MethodConfig
+from ffcil.losses import distillation
 from ffcil.models.heads import GrowingLinear
-from ffcil.stream import Increment
+from ffcil.models.resnet import Backbone
+from ffcil.training.engine import Engine
 
 
 class Teacher(nn.Module):
@@ -18,21 +19,21 @@ class Teacher(nn.Module):
 
     head: GrowingLinear
 
-    def __init__(self, learner: Finetune) -> None:
+    def __init__(self, backbone: Backbone, engine: Engine) -> None:
+        """`backbone` is a frozen copy of the student's; it is overwritten at each step, so that it compiles once."""
         super().__init__()
-        # one backbone for the whole stream, overwritten at each step, so that it is compiled once
-        self.backbone = learner.frozen_copy(learner.backbone)
-        self.head = GrowingLinear(self.backbone.feature_dim).requires_grad_(False)
-        self.engine = learner.engine
+        self.backbone = backbone
+        self.head = GrowingLinear(backbone.feature_dim).requires_grad_(False)
+        self.engine = engine
 
     @property
     def classes(self) -> int:
         return self.head.classes
 
-    def become(self, learner: Finetune) -> None:
-        """Take over what the learner's network is now."""
-        self.backbone.load_state_dict(learner.backbone.state_dict())
-        self.head = copy.deepcopy(learner.head).requires_grad_(False)
+    def copy_from(self, backbone: Backbone, head: GrowingLinear) -> None:
+        """Become the student as it is now."""
+        self.backbone.load_state_dict(backbone.state_dict())
+        self.head = copy.deepcopy(head).requires_grad_(False)
 
     def forward(self, images: Tensor) -> Tensor:
         """[B, 3, H, W] -> [B, classes]"""
@@ -42,14 +43,10 @@ class Teacher(nn.Module):
             logits: Tensor = self.head(features.float())
         return logits
 
+    def start(self, images: Tensor) -> Callable[[], Tensor]:
+        """Run the teacher in parallel to what follows; the returned function waits for its logits."""
+        return self.engine.aside(lambda: self(images))
 
-class Distilling(Finetune):
-    """A learner with a teacher, which at every step becomes what the learner was."""
-
-    def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
-        super().__init__(settings, config)
-        self.teacher = Teacher(self)
-
-    def grow(self, increment: Increment) -> None:
-        self.teacher.become(self)
-        super().grow(increment)
+    def distillation(self, student: Tensor, logits: Callable[[], Tensor], temperature: float) -> Tensor:
+        """Distillation loss of every sample over the old classes, from the student's logits [B, all classes]: [B]."""
+        return distillation(student[:, : self.classes], logits(), temperature)

@@ -1,1 +1,1 @@
-"""Tables and statistics from records."""
+"""Analysis of runs: groups, comparisons and statistics as plain values, independent of any output format."""

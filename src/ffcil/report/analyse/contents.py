@@ -1,4 +1,4 @@
-"""What there is to report of some runs, and what there is not, with the reason."""
+"""Contents of a report: all tables and figures that the runs allow, and the reasons why others are missing."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from ffcil.report.read.records import RunRecord, read_runs
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """Everything that tables, figures and the page are made of."""
+    """All values from which tables, figures and the page are made."""
 
     runs: tuple[RunRecord, ...]
     groups: tuple[Group, ...]
-    """of finished runs"""
+    """Groups of finished runs."""
     rows: tuple[Row, ...]
     ablations: tuple[Ablation, ...]
     alphas: tuple[Sweep, ...]
     orders: tuple[Sweep, ...]
     costs: tuple[Cost, ...]
     damaged: tuple[str, ...] = ()
-    """a sentence on each run that cannot be read"""
+    """One sentence for each run that cannot be read."""
 
     @classmethod
     def read(cls, folder: Path | str) -> Contents:
-        """Of the runs at or below a folder; those that are damaged are named, and the rest is reported."""
-        return cls.of(*read_runs(folder))
+        """Contents from all runs at or below a folder. Damaged runs are listed and excluded."""
+        return cls.from_runs(*read_runs(folder))
 
     @classmethod
-    def of(cls, runs: Sequence[RunRecord], damaged: Sequence[str] = ()) -> Contents:
+    def from_runs(cls, runs: Sequence[RunRecord], damaged: Sequence[str] = ()) -> Contents:
+        """Contents from these runs. `damaged` has one sentence for each run that could not be read."""
         rows = tuple(compare(runs))
         return cls(
             runs=tuple(runs),
@@ -50,38 +51,41 @@ class Contents:
 
     @property
     def changed(self) -> list[Row]:
-        """Scored rows with a drop or a recovery; of a sweep its main point."""
+        """Scored rows with a drop or a recovery, without the secondary points of sweeps."""
         scored = [row for row in self.rows if row.scored and row.group.is_main]
         return [row for row in scored if row.drop("average") or row.recovery("average")]
 
     @property
     def uneven(self) -> list[Group]:
-        """Groups in which classes arrived in steps of different sizes."""
+        """Groups whose classes arrived in steps of different sizes."""
         return [group for group in self.groups if group.is_uneven]
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Tables and figures for which there are no records, with what would make them."""
-        alike = "finished runs of one method, alike in all else"
+        """Tables and figures that these runs do not allow, with the reason."""
+        needed = "finished runs of one method that differ only in"
         reasons = {
             "comparison": (self.rows, "no run of an original method or of the whole framework is finished"),
             "curves and forgetting": (self.groups, "no run is finished"),
             "drop and recovery": (self.changed, "it needs finished runs of two settings with the same seeds"),
-            "alpha": (self.alphas, f"it needs {alike}, at two or more values of arrivals.alpha"),
-            "order": (self.orders, f"it needs {alike}, with two or more of arrivals.order"),
-            "ablation": (self.ablations, "no finished run has a part of the framework without the rest"),
-            "overhead": (self.costs, "no finished run with the framework has one without it: same seeds, same device"),
+            "alpha": (self.alphas, f"it needs {needed} arrivals.alpha, with at least two values"),
+            "order": (self.orders, f"it needs {needed} arrivals.order, with at least two values"),
+            "ablation": (self.ablations, "no finished run has only some parts of the framework"),
+            "overhead": (
+                self.costs,
+                "it needs finished runs with and without the framework that have the same seeds and device",
+            ),
             "class sizes": (self.uneven, "no finished run has steps of different sizes"),
         }
-        return {name: reason for name, (there, reason) in reasons.items() if not there}
+        return {name: reason for name, (available, reason) in reasons.items() if not available}
 
     @property
     def notes(self) -> list[str]:
-        """Damaged, unfinished and repeated runs, which are in no result, and those whose images are not the others'."""
+        """Notes on damaged, unfinished and repeated runs, which no result includes, and on runs with other images."""
         damaged = [f"Left out of every result: {sentence}" for sentence in self.damaged]
         unfinished = [
-            f"{run.folder.name} ({run.method_name}, {run.setting}, {run.seed_label}) is unfinished, "
-            f"{len(run.records)} of {count(len(run.sizes), 'step')}, and is left out of every result."
+            f"{run.folder.name} ({run.method_name}, {run.setting}, {run.seed_label}) is unfinished "
+            f"({len(run.records)} of {count(len(run.sizes), 'step')}) and is left out of every result."
             for run in self.runs
             if not run.finished
         ]

@@ -1,4 +1,4 @@
-"""Which runs may stand side by side: those alike in everything but seeds and the parts of the framework."""
+"""Groups of comparable runs: runs that differ only in seeds, schedule and parts of the framework."""
 
 from __future__ import annotations
 
@@ -11,85 +11,102 @@ from ffcil.report.analyse.image_sets import image_sets
 from ffcil.report.read.records import CLASSIFIER_NAMES, RunRecord, Seeds
 
 PARTS = {"robust", "reduction", "alignment", "ha.use", "ha.identity"}
-"""Fields that `Parts` names."""
+"""Fields that determine `Parts`."""
 AMOUNTS = {"ha.surrogates", "centre_weight"}
-"""Fields of which `Parts` says whether they are above 0, and not how much."""
+"""Fields of which `Parts` only records whether they are above 0."""
 WITHOUT_EFFECT = {"checkpoint_seconds", "evaluate_batch"}
+"""Fields that do not change results."""
 ELSEWHERE = {"dataset", "method", "arrivals.classes", "arrivals.steps"}
-"""Fields that a group's own key says."""
+"""Fields that identify a group by themselves."""
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs of one method on one data set in as many steps, alike in every field that is not a seed or a part.
+    """Runs of one method on one data set with one number of steps that agree in all fields but seeds and parts.
 
-    A run is in every group that it does not contradict: equal steps know no alpha, so Equ.T stands beside each alpha.
+    A run belongs to every group that it does not contradict. For example, equal steps have no alpha, so Equ.T belongs
+    to the group of every alpha.
     """
 
     runs: tuple[RunRecord, ...]
-    """With any setting and seeds once."""
+    """Runs, at most one for each setting and seeds."""
     condition: dict[str, Any]
-    """The fields that tell it from the other groups of the method on these data."""
+    """Fields that distinguish the group from other groups of the same method and data."""
     notes: tuple[str, ...]
+    """Sentences on runs that are excluded or have other images."""
     title: str
-    """of the method, with its short name where another method has the same title"""
+    """Title of the method, with its short name if another method has the same title."""
     images: int = 0
-    """as in `image_sets`"""
+    """Number of the image set, as in `image_sets`."""
     is_main: bool = True
-    """False for the other spectra and orders of a sweep: of groups that differ in nothing else the largest is main."""
+    """Whether the group is the main point of its sweep. The main point is the one with the most runs."""
 
     @property
     def dataset(self) -> str:
-        """`glyphs`; `my-birds (images 2)` where runs on data of that kind had different images"""
+        """Name of the data set: `glyphs`, or `my-birds (images 2)` if runs on that data set had different images."""
         name = self.runs[0].data_name
         return f"{name} (images {self.images})" if self.images else name
 
     @property
     def classes(self) -> int:
+        """Number of classes."""
         return sum(self.runs[0].sizes)
 
     @property
     def steps(self) -> int:
+        """Number of steps."""
         return len(self.runs[0].sizes)
 
     @property
     def is_uneven(self) -> bool:
-        """Whether classes arrived in steps of clearly different sizes: an equal split differs by one at most."""
+        """Whether step sizes differ by more than one, which they do not in an equal split."""
         sizes = {size for run in self.runs for size in run.sizes}
         return max(sizes) - min(sizes) > 1
 
     @property
     def label(self) -> str:
-        """The condition in words: `alpha 0.1, order jumbled`; empty where nothing has to be told apart."""
+        """Condition in words: `alpha 0.1, order jumbled`; empty if the group is the only one."""
         return condition_label(self.condition)
 
     @property
     def data_label(self) -> str:
-        """`glyphs, 50 classes in 10 steps`"""
+        """Data set and schedule: `glyphs, 50 classes in 10 steps`."""
         return f"{self.dataset}, {self.classes} classes in {count(self.steps, 'step')}"
 
     @property
     def name(self) -> str:
-        """`iCaRL (alpha 0.1) on glyphs, 50 classes in 10 steps`"""
+        """Full name: `iCaRL (alpha 0.1) on glyphs, 50 classes in 10 steps`."""
         return f"{self.title}{f' ({self.label})' if self.label else ''} on {self.data_label}"
 
+    def classifier_name(self, classifier: str) -> str:
+        """Name of a classifier: `linear head`."""
+        return classifier_name(next(run for run in self.runs if classifier in run.tables), classifier)
+
+    def method_title(self, classifier: str) -> str:
+        """Method and classifier: `iCaRL, linear head`."""
+        return f"{self.title}, {self.classifier_name(classifier)}"
+
     def method_label(self, classifier: str) -> str:
-        """Always with the classifier: a nearest-mean accuracy must not pass for that of the linear head."""
-        name = f"{self.title}, {CLASSIFIER_NAMES.get(classifier, classifier)}"
-        return f"{name} ({self.label})" if self.label else name
+        """Method, classifier and condition: `iCaRL, linear head (alpha 0.1)`."""
+        return f"{self.method_title(classifier)}{f' ({self.label})' if self.label else ''}"
+
+
+def classifier_name(run: RunRecord, classifier: str) -> str:
+    """Name of a classifier of a run in tables and figures."""
+    return CLASSIFIER_NAMES.get(classifier, classifier)
 
 
 def condition_label(condition: dict[str, Any]) -> str:
-    """`alpha 0.1, order jumbled`"""
+    """Fields and values in words: `alpha 0.1, order jumbled`."""
     return ", ".join(f"{name.removeprefix('arrivals.')} {_word(value)}" for name, value in condition.items())
 
 
 Family = tuple[str, int, int, int, str]
-"""Data set, number of its images, classes, steps, method."""
+"""Data set, number of the image set, number of classes, number of steps, and method."""
 
 
 def group_runs(runs: Iterable[RunRecord]) -> list[Group]:
-    """Runs that may be compared, in the order in which to show them."""
+    """Groups of comparable runs, in display order."""
     runs = list(runs)
     images, names = image_sets(runs), titles(runs)
     families: dict[Family, list[RunRecord]] = {}
@@ -97,7 +114,7 @@ def group_runs(runs: Iterable[RunRecord]) -> list[Group]:
         families.setdefault((run.dataset, images[run], sum(run.sizes), len(run.sizes), run.method), []).append(run)
 
     def rank(key: Family) -> tuple[Any, ...]:
-        *data, method = key  # the lower bound goes first, the upper bound last
+        *data, method = key  # lower bound first, upper bound last
         return (*data, method != "finetune", method == "joint", method)
 
     groups = []
@@ -108,10 +125,10 @@ def group_runs(runs: Iterable[RunRecord]) -> list[Group]:
 
 
 def titles(runs: Iterable[RunRecord]) -> dict[str, str]:
-    """Every method's title, with its short name where two of them share one: `iCaRL [mine]`."""
-    of_method = {run.method: run.method_name for run in sorted(runs, key=lambda run: run.finished)}
-    shown = list(of_method.values())
-    return {method: title if shown.count(title) == 1 else f"{title} [{method}]" for method, title in of_method.items()}
+    """Title of every method, with its short name if two methods share a title: `iCaRL [mine]`."""
+    by_method = {run.method: run.method_name for run in sorted(runs, key=lambda run: run.finished)}
+    shown = list(by_method.values())
+    return {method: title if shown.count(title) == 1 else f"{title} [{method}]" for method, title in by_method.items()}
 
 
 def _images_note(group: Group) -> list[str]:
@@ -122,11 +139,12 @@ def _images_note(group: Group) -> list[str]:
 
 
 def count(number: int, noun: str) -> str:
+    """Number with its noun: `1 step`, `2 steps`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested fields under dotted names, as `--set` takes them."""
+    """Nested fields by dotted names, as in `--set`."""
     flat: dict[str, Any] = {}
     for name, value in config.items():
         flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
@@ -134,10 +152,10 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def conditions(run: RunRecord) -> dict[str, Any]:
-    """The fields that have a meaning for this run, without seeds and parts."""
+    """Fields that apply to this run, without seeds and parts."""
     parts = run.parts
 
-    def meant(name: str, value: Any) -> bool:
+    def applies(name: str, value: Any) -> bool:
         if name in PARTS | WITHOUT_EFFECT | ELSEWHERE or name.endswith("seed"):
             return False
         if name in AMOUNTS and not value > 0:
@@ -148,17 +166,17 @@ def conditions(run: RunRecord) -> dict[str, Any]:
             return parts.alignment == "diwa"
         return parts.ha if name.startswith("ha.") else True
 
-    return {name: value for name, value in flatten(run.config).items() if meant(name, value)}
+    return {name: value for name, value in flatten(run.config).items() if applies(name, value)}
 
 
 def _split(family: list[RunRecord]) -> list[Group]:
-    of_run = [(run, conditions(run)) for run in family]
+    with_fields = [(run, conditions(run)) for run in family]
     values: dict[str, set[str]] = {}
-    for _, fields in of_run:
+    for _, fields in with_fields:
         for name, value in fields.items():
             values.setdefault(name, set()).add(json.dumps(value))
     differing = [name for name, distinct in values.items() if len(distinct) > 1]
-    keyed = [(run, {name: fields[name] for name in differing if name in fields}) for run, fields in of_run]
+    keyed = [(run, {name: fields[name] for name in differing if name in fields}) for run, fields in with_fields]
     keys: list[dict[str, Any]] = []
     for _, key in keyed:
         if key not in keys and not any(_within(key, other) and key != other for _, other in keyed):
@@ -166,12 +184,13 @@ def _split(family: list[RunRecord]) -> list[Group]:
     keys.sort(key=lambda key: [_rank(key.get(name)) for name in differing])
     groups = [_group([(run, fields) for run, fields in keyed if _within(fields, key)], key) for key in keys]
     return [
-        replace(group, is_main=group is _main([other for other in groups if _alike(group, other)])) for group in groups
+        replace(group, is_main=group is _main([other for other in groups if _same_sweep(group, other)]))
+        for group in groups
     ]
 
 
-def _alike(group: Group, other: Group) -> bool:
-    """But for the schedule."""
+def _same_sweep(group: Group, other: Group) -> bool:
+    """Whether two groups differ only in their schedule."""
 
     def rest(one: Group) -> dict[str, Any]:
         return {name: value for name, value in one.condition.items() if not name.startswith("arrivals.")}
@@ -180,12 +199,12 @@ def _alike(group: Group, other: Group) -> bool:
 
 
 def _main(groups: list[Group]) -> Group:
-    """The largest; of several the one with the paper's order."""
+    """The group with the most runs; in a tie, the one with the order of the paper."""
     return max(groups, key=lambda group: (len(group.runs), group.condition.get("arrivals.order") == "jumbled"))
 
 
 def _group(runs: list[tuple[RunRecord, dict[str, Any]]], key: dict[str, Any]) -> Group:
-    """A mean would count a seed twice that is there twice: the run that says most of itself is kept."""
+    """Group without repeated runs: of runs with equal setting and seeds, the one with the most fields is kept."""
     kept: dict[tuple[str, Seeds], RunRecord] = {}
     notes = []
     for run, _ in sorted(runs, key=lambda pair: (-len(pair[1]), str(pair[0].folder))):
@@ -195,8 +214,8 @@ def _group(runs: list[tuple[RunRecord, dict[str, Any]]], key: dict[str, Any]) ->
                 f"{run.folder.name} repeats {first.folder.name} ({run.method_name}, {run.setting}, {run.seed_label}) "
                 "and is left out of every result."
             )
-    mine = tuple(run for run, _ in runs if run in kept.values())
-    return Group(mine, key, tuple(notes), mine[0].method_name)
+    selected = tuple(run for run, _ in runs if run in kept.values())
+    return Group(selected, key, tuple(notes), selected[0].method_name)
 
 
 def _within(fields: dict[str, Any], others: dict[str, Any]) -> bool:
@@ -214,7 +233,7 @@ def _word(value: Any) -> str:
 
 
 def differing_fields(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
-    """The fields, seeds among them, in which runs are not alike, with each run's value (None where it has none)."""
+    """Fields, including seeds, in which runs differ, with the value of each run (None if it lacks the field)."""
     flat = [flatten(run.config) for run in runs]
     names = dict.fromkeys(name for config in flat for name in config)
     values = {name: [config.get(name) for config in flat] for name in names}

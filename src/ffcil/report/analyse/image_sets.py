@@ -1,4 +1,4 @@
-"""Which runs saw the same images: a data set's name does not tell where the images are the user's own."""
+"""Which runs used the same images. For user data, the name of the data set does not decide this."""
 
 from __future__ import annotations
 
@@ -11,36 +11,37 @@ ImageSets = dict[RunRecord, int]
 
 
 def image_sets(runs: Iterable[RunRecord]) -> ImageSets:
-    """By run: 0 where all runs on data of that name may have seen the same images, else the number of its images."""
+    """Number of the image set of each run; 0 if all runs on data of that name may have used the same images."""
     sets: dict[str, list[list[RunRecord]]] = {}
-    """By name; of every set the runs that say something new of it."""
+    """Image sets by name, each with the runs that describe it in different ways."""
     found = {}
     for run in runs:
-        of_name = sets.setdefault(run.dataset, [])
-        number = next((k for k, one in enumerate(of_name) if all(may_share_images(run, r) for r in one)), len(of_name))
-        if number == len(of_name):
-            of_name.append([])
-        if all(run.data != known.data or _all_arrive(run) != _all_arrive(known) for known in of_name[number]):
-            of_name[number].append(run)
+        known_sets = sets.setdefault(run.dataset, [])
+        fitting = (k for k, one in enumerate(known_sets) if all(may_share_images(run, other) for other in one))
+        number = next(fitting, len(known_sets))
+        if number == len(known_sets):
+            known_sets.append([])
+        if all(run.data != known.data or _all_arrive(run) != _all_arrive(known) for known in known_sets[number]):
+            known_sets[number].append(run)
         found[run] = number + 1
     return {run: number if len(sets[run.dataset]) > 1 else 0 for run, number in found.items()}
 
 
 def may_share_images(run: RunRecord, other: RunRecord) -> bool:
-    """Whether what two runs wrote of their images fits together.
+    """Whether the recorded image data of two runs are compatible.
 
-    Seeds put the classes into another order, and may choose others of them where not all arrive: then only the classes
-    that both have can tell. The sample of pixels can be compared in the same order alone.
+    Seeds change the order of the classes, and also their choice if not all classes arrive. Then only the classes that
+    both runs have can be compared. The sample of pixels can only be compared if the class order is the same.
     """
-    mine, theirs = run.data, other.data
-    if not mine or not theirs:
+    own, others = run.data, other.data
+    if not own or not others:
         return True
-    if _in_order(mine) == _in_order(theirs) and mine.get("sample") != theirs.get("sample"):
+    if _in_order(own) == _in_order(others) and own.get("sample") != others.get("sample"):
         return False
-    counts, others = _counts(mine), _counts(theirs)
-    if _all_arrive(run) and _all_arrive(other) and counts.keys() != others.keys():
+    counts, other_counts = _counts(own), _counts(others)
+    if _all_arrive(run) and _all_arrive(other) and counts.keys() != other_counts.keys():
         return False
-    return all(counts[name] == others[name] for name in counts.keys() & others.keys())
+    return all(counts[name] == other_counts[name] for name in counts.keys() & other_counts.keys())
 
 
 def _in_order(data: dict[str, Any]) -> tuple[Any, ...]:
@@ -48,13 +49,13 @@ def _in_order(data: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _counts(data: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Training and test images by class."""
+    """Numbers of training and test images by class."""
     names: list[str] = data.get("classes", [])
     numbers = [data.get(split) or [None] * len(names) for split in ("train_images", "test_images")]
     return dict(zip(names, zip(*numbers, strict=True), strict=True))
 
 
 def _all_arrive(run: RunRecord) -> bool:
-    """Whether the schedule is made to bring every class that there is."""
+    """Whether the schedule includes every class of the data set."""
     arrivals = run.config.get("arrivals", {})
     return arrivals.get("classes") is None and arrivals.get("kind") not in ("given", "trace")

@@ -1,4 +1,4 @@
-"""What the parts of the framework cost in time, from runs alike in everything else."""
+"""Time that the parts of the framework take, from runs that are otherwise equal."""
 
 from __future__ import annotations
 
@@ -7,58 +7,65 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ffcil.report.analyse.ablation import shown_name
+from ffcil.report.analyse.ablation import parts_label
 from ffcil.report.analyse.groups import Group, group_runs
 from ffcil.report.read.records import RunRecord
 
 TIMES = {"training": ("train", "memory"), "testing": ("evaluate",)}
-"""What is told of a run's time, by the phases of its records."""
+"""Reported times, each with the phases of a step that it sums."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The original method's time and that with parts of the framework, over the same seeds on the same device."""
+    """Times without and with parts of the framework, in pairs of runs with the same seeds on the same device."""
 
     group: Group
     schedule: str
     parts: str
+    """Names of the parts that are on."""
     original: dict[str, tuple[float, ...]]
-    """By phase: seconds of every pair's original run, all steps together."""
+    """Seconds of the original method in every pair, summed over steps, by reported time."""
     changed: dict[str, tuple[float, ...]]
+    """Seconds with the parts, as in `original`."""
     devices: tuple[str, ...]
 
     @property
     def pairs(self) -> int:
+        """Number of pairs."""
         return len(self.devices)
 
     def ratio(self, phase: str) -> float | None:
-        """Seconds with the parts over seconds without them, all pairs together; None where nothing was timed."""
+        """Total seconds with the parts divided by those without them; None if nothing was timed."""
         before, after = sum(self.original[phase]), sum(self.changed[phase])
         return after / before if before else None
 
-    def spread(self, phase: str) -> tuple[float, float]:
-        """The smallest and the largest ratio of a pair."""
-        ratios = [b / a for a, b in zip(self.original[phase], self.changed[phase], strict=True) if a]
-        return (min(ratios), max(ratios)) if ratios else (float("nan"), float("nan"))
+    def ratios(self, phase: str) -> list[float]:
+        """Ratio of each pair."""
+        return [b / a for a, b in zip(self.original[phase], self.changed[phase], strict=True) if a]
 
 
 def costs(runs: Sequence[RunRecord]) -> list[Cost]:
-    """A cost for every group, schedule and choice of parts that has a run of the original method to set beside it."""
-    made = []
+    """Costs of every group, kind of schedule and choice of parts that can be paired with the original method."""
+    found = []
     for group in group_runs(run for run in runs if run.finished):
         for schedule in dict.fromkeys(run.schedule for run in group.runs):
-            mine = [run for run in group.runs if run.schedule == schedule]
-            original = {(run.seeds, run.device): run for run in mine if run.parts.name == "org"}
-            others = sorted((run for run in mine if run.parts.name != "org"), key=lambda run: run.parts.rank)
-            for name in dict.fromkeys(shown_name(run.parts) for run in others):
+            selected = [run for run in group.runs if run.schedule == schedule]
+            original = {(run.seeds, run.device): run for run in selected if run.parts.name == "org"}
+            others = sorted((run for run in selected if run.parts.name != "org"), key=lambda run: run.parts.rank)
+            for name in dict.fromkeys(parts_label(run.parts) for run in others):
                 pairs = [
                     (original[run.seeds, run.device], run)
                     for run in others
-                    if shown_name(run.parts) == name and (run.seeds, run.device) in original
+                    if parts_label(run.parts) == name and (run.seeds, run.device) in original
                 ]
                 if pairs:
-                    made.append(_cost(group, schedule, name, pairs))
-    return made
+                    found.append(_cost(group, schedule, name, pairs))
+    return found
+
+
+def timed_phases(costs: Sequence[Cost]) -> list[str]:
+    """Reported times that any of the costs has."""
+    return [phase for phase in TIMES if any(cost.ratio(phase) for cost in costs)]
 
 
 def _cost(group: Group, schedule: str, name: str, pairs: list[tuple[RunRecord, RunRecord]]) -> Cost:

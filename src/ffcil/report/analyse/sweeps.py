@@ -1,4 +1,4 @@
-"""Rows that differ in one field of their schedule: the paper's figures of alpha and of order."""
+"""Sweeps: rows that differ in one field of their schedule, as in the paper's figures of alpha and order."""
 
 from __future__ import annotations
 
@@ -11,38 +11,40 @@ from ffcil.report.analyse.groups import condition_label
 from ffcil.report.analyse.tables import Row, settings_in
 
 ORDERS = ("ascending", "descending", "jumbled")
-"""As the paper shows them."""
+"""Orders of arrival, in the order of the paper."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """One method on one data set, at several values of one field."""
+    """Results of one method on one data set at several values of one field."""
 
     field: str
     title: str
     points: tuple[tuple[Any, Row], ...]
-    """value, row; in the order of the values"""
+    """Pairs of a value and its row, sorted by value."""
 
     @property
     def values(self) -> list[Any]:
+        """Values of the field."""
         return [value for value, _ in self.points]
 
     @property
     def settings(self) -> list[str]:
+        """Settings of any point, in display order."""
         return settings_in([row for _, row in self.points])
 
 
 def sweeps(rows: Sequence[Row], field: str) -> list[Sweep]:
-    """Every set of scored rows that differ in `arrivals.field` and in nothing else."""
+    """All sets of scored rows that differ only in `arrivals.field`."""
     name = f"arrivals.{field}"
-    alike: dict[str, list[tuple[Any, Row]]] = {}
+    similar: dict[str, list[tuple[Any, Row]]] = {}
     for row in rows:
         condition = row.group.condition
         if row.scored and name in condition:
             rest = {key: value for key, value in condition.items() if key != name}
-            about = [row.group.data_label, row.group.runs[0].method, row.classifier, rest]
-            alike.setdefault(json.dumps(about), []).append((condition[name], row))
-    return [_sweep(field, points) for points in alike.values() if len(points) > 1]
+            shared = [row.group.data_label, row.group.runs[0].method, row.classifier, rest]
+            similar.setdefault(json.dumps(shared), []).append((condition[name], row))
+    return [_sweep(field, points) for points in similar.values() if len(points) > 1]
 
 
 def _sweep(field: str, points: list[tuple[Any, Row]]) -> Sweep:

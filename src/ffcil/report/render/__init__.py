@@ -1,1 +1,1 @@
-"""Markdown, LaTeX, figures and the page."""
+"""Output formats of a report: terminal, Markdown, CSV, LaTeX, JSON, figures and the page."""

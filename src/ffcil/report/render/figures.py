@@ -1,8 +1,8 @@
-"""Still figures, for paper and slides (matplotlib). The suffix of a name is the format."""
+"""Static figures for papers and slides (matplotlib). The suffix of a path selects the format."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +13,14 @@ from ffcil.arrivals import Arrivals
 from ffcil.errors import InputError
 from ffcil.metrics import curve, step_accuracy
 from ffcil.report.analyse.class_sizes import class_points, mean_by_size
-from ffcil.report.analyse.curves import accuracy_range, colour, distinct_schedules, mean_curve, schedule_setting
+from ffcil.report.analyse.curves import accuracy_range, distinct_schedules, mean_curve, runs_by_seeds
 from ffcil.report.analyse.groups import Group, count, group_runs
 from ffcil.report.analyse.overhead import TIMES, Cost
 from ffcil.report.analyse.sweeps import Sweep
-from ffcil.report.analyse.tables import TEX_SYMBOLS, Metric, Row
+from ffcil.report.analyse.tables import Metric, Row
 from ffcil.report.read.records import RunRecord, classifiers_of, settings_of
+from ffcil.report.render.colours import colour, schedule_colour
+from ffcil.report.render.text import TEX_SYMBOLS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +30,7 @@ FORMATS = (".svg", ".png", ".pdf")
 
 
 def plot_arrivals(arrivals: Arrivals, path: Path | str) -> Path:
-    """Draw a schedule: new classes at every step as bars, classes seen so far as a line. The suffix is the format."""
+    """Draw a schedule: new classes of every step as bars, classes seen so far as a line."""
     figure = _new_figure([path], (6.4, 3.8))
     from matplotlib.ticker import MaxNLocator
 
@@ -45,22 +47,22 @@ def plot_arrivals(arrivals: Arrivals, path: Path | str) -> Path:
     bars.set_ylim(0, 1.15 * max(arrivals.sizes))
     bars.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
     bars.yaxis.set_major_locator(MaxNLocator(integer=True))
-    _plain(total, bars)
+    _remove_frame(total, bars)
     return _save(figure, [path])
 
 
 def plot_curves(runs: Sequence[RunRecord], *paths: Path | str) -> Path:
-    """Draw accuracy against classes seen, a panel per dataset and method, with the schedules below it.
+    """Draw accuracy against classes seen, one panel per data set and method, with the schedules below.
 
-    Thin lines are single runs, thick lines their mean; the classifier is the scored one. Only finished runs count.
+    Thin lines are single runs, thick lines their mean. Only finished runs and the scored classifier are drawn.
     """
     return plot_group_curves(group_runs(run for run in runs if run.finished), *paths)
 
 
 def plot_group_curves(groups: Sequence[Group], *paths: Path | str) -> Path:
-    """Draw a panel for each group."""
+    """Draw accuracy against classes seen, one panel per group."""
     if not groups:
-        raise InputError("None of these runs is finished; finish one to draw its curve.")
+        raise InputError("None of these runs is finished; finish at least one run to draw its curve.")
     columns = min(3, len(groups))
     rows = -(-len(groups) // columns)
     figure = _new_figure(paths, (max(5.6, 4.2 * columns), 4.4 * rows))
@@ -69,7 +71,7 @@ def plot_group_curves(groups: Sequence[Group], *paths: Path | str) -> Path:
         curves, schedule = panel.subplots(2, 1, sharex=True, height_ratios=[4, 1 + 0.15 * len(schedules)])
         _draw_curves(curves, group)
         _draw_schedules(schedule, schedules)
-        _plain(curves, schedule)
+        _remove_frame(curves, schedule)
     return _save(figure, paths)
 
 
@@ -81,7 +83,7 @@ def _draw_curves(axes: Axes, group: Group) -> None:
         for table in tables if len(tables) > 1 else []:
             axes.plot(table.seen, curve(table), color=colour(setting), linewidth=0.8, alpha=0.4)
         label = f"{setting}, {count(len(tables), 'run')}"
-        # Points mark steps; a mean over different schedules has none.
+        # Markers show steps; a mean over different schedules has no steps.
         marker = "o" if len({table.seen for table in tables}) == 1 else None
         axes.plot(*mean_curve(tables), color=colour(setting), linewidth=2, marker=marker, markersize=3, label=label)
     axes.set_title(f"{group.method_label(scored)}\n{group.data_label}", fontsize=10)
@@ -95,16 +97,14 @@ def _draw_schedules(axes: Axes, schedules: dict[str, RunRecord]) -> None:
     for row, run in enumerate(schedules.values()):
         edges = [0, *np.cumsum(run.sizes)]
         spans = [(start, end - start) for start, end in pairwise(edges)]
-        axes.broken_barh(
-            spans, (row - 0.4, 0.8), facecolor=colour(schedule_setting(run)), edgecolor="white", linewidth=1
-        )
+        axes.broken_barh(spans, (row - 0.4, 0.8), facecolor=schedule_colour(run), edgecolor="white", linewidth=1)
     axes.set_yticks(range(len(schedules)), list(schedules), fontsize=7)
     axes.invert_yaxis()
-    axes.set_xlabel("Classes seen (each bar above is a step)")
+    axes.set_xlabel("Classes seen (each bar is one step)")
 
 
 def plot_changes(rows: Sequence[Row], *paths: Path | str) -> Path:
-    """Draw drop and recovery of every scored row: bars are means, dots pairs of runs, whiskers t intervals."""
+    """Draw drop and recovery of every scored row. Bars are means, dots pairs of runs, whiskers t intervals."""
     shown = [row for row in rows if row.scored and (row.drop("last") or row.recovery("last"))]
     figure = _new_figure(paths, (9.6, 1.4 + 0.62 * len(shown)))
     panels: list[Axes] = list(figure.subplots(1, 2, sharey=True))
@@ -118,10 +118,10 @@ def plot_changes(rows: Sequence[Row], *paths: Path | str) -> Path:
                 y = place + 0.36 * k - 0.18
                 axes.barh(y, change.value, 0.34, color=colour(setting), alpha=0.8, xerr=error, ecolor="0.25", capsize=2)
                 axes.plot(change.differences, [y] * change.pairs, ".", color="0.2", markersize=4, zorder=3)
-            axes.barh(0, 0, color=colour(setting), alpha=0.8, label=name)  # for the legend, whichever rows have it
+            axes.barh(0, 0, color=colour(setting), alpha=0.8, label=name)  # entry of the legend
         axes.axvline(0, color="0.3", linewidth=0.8)
         axes.set_xlabel(f"Change of {symbol} (points)")
-        _plain(axes)
+        _remove_frame(axes)
     panels[0].set_yticks(range(len(shown)), [f"{row.label}\n{row.data_label}" for row in shown], fontsize=8)
     panels[0].invert_yaxis()
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False, fontsize=8)
@@ -129,17 +129,17 @@ def plot_changes(rows: Sequence[Row], *paths: Path | str) -> Path:
 
 
 def plot_sweeps(sweeps: Sequence[Sweep], *paths: Path | str) -> Path:
-    """Draw accuracy at every value of a field, a row a method: lines for alpha, bars for the order."""
+    """Draw accuracy at every value of a field, one row per method. Alpha is drawn as lines, the order as bars."""
     figure = _new_figure(paths, (8.4, 0.3 + 3.1 * len(sweeps)))
-    known: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for panels, sweep in zip(figure.subplots(len(sweeps), 2, squeeze=False), sweeps, strict=True):
         for axes, (metric, symbol) in zip(panels, TEX_SYMBOLS.items(), strict=True):
             _draw_sweep(axes, sweep, metric)
             axes.set(xlabel=sweep.field, ylabel=f"{symbol} (%)")
             axes.set_title(sweep.title, fontsize=8)
-            _plain(axes)
-        known |= dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
-    figure.legend(known.values(), known, loc="outside upper right", ncols=len(known), frameon=False, fontsize=8)
+            _remove_frame(axes)
+        entries |= dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
+    figure.legend(entries.values(), entries, loc="outside upper right", ncols=len(entries), frameon=False, fontsize=8)
     return _save(figure, paths)
 
 
@@ -162,7 +162,7 @@ def _draw_sweep(axes: Axes, sweep: Sweep, metric: Metric) -> None:
 
 
 def plot_costs(costs: Sequence[Cost], *paths: Path | str) -> Path:
-    """Draw training and testing time with parts of the framework over the time without them; dots are pairs of runs."""
+    """Draw the ratio of training and testing times with and without parts of the framework. Dots are pairs of runs."""
     figure = _new_figure(paths, (9.6, 1.4 + 0.4 * len(costs)))
     panels: list[Axes] = list(figure.subplots(1, 2, sharey=True))
     for axes, phase in zip(panels, TIMES, strict=True):
@@ -170,12 +170,11 @@ def plot_costs(costs: Sequence[Cost], *paths: Path | str) -> Path:
             ratio = cost.ratio(phase)
             if ratio is not None:
                 axes.barh(place, ratio, 0.6, color=colour("Equ.T"), alpha=0.7)
-                pairs = zip(cost.original[phase], cost.changed[phase], strict=True)
-                ratios = [after / before for before, after in pairs if before]
+                ratios = cost.ratios(phase)
                 axes.plot(ratios, [place] * len(ratios), ".", color="0.2", markersize=4)
         axes.axvline(1, color="0.3", linewidth=0.8, linestyle=":")
-        axes.set_xlabel(f"{phase.capitalize()} time, original = 1")
-        _plain(axes)
+        axes.set_xlabel(f"{phase.capitalize()} time relative to the original method")
+        _remove_frame(axes)
     labels = [f"{c.group.title}, {c.schedule}, {c.group.data_label}\n{c.parts}" for c in costs]
     panels[0].set_yticks(range(len(costs)), labels, fontsize=8)
     panels[0].invert_yaxis()
@@ -183,8 +182,8 @@ def plot_costs(costs: Sequence[Cost], *paths: Path | str) -> Path:
 
 
 def plot_memory(group: Group, *paths: Path | str) -> Path:
-    """Draw, for runs of one seed, the accuracy after each step (down) on the classes of each step so far (across)."""
-    runs = _one_seed(run for run in group.runs if run.scored in run.tables)
+    """Draw the accuracy after each step (rows) on the classes of each earlier step (columns), for runs of one seed."""
+    runs = runs_by_seeds(run for run in group.runs if run.scored in run.tables)[0]
     figure = _new_figure(paths, (3.1 * len(runs) + 0.9, 3.4))
     panels = np.ravel(figure.subplots(1, len(runs), squeeze=False))
     for axes, run in zip(panels, runs, strict=True):
@@ -198,44 +197,34 @@ def plot_memory(group: Group, *paths: Path | str) -> Path:
 
 
 def plot_class_sizes(groups: Sequence[Group], *paths: Path | str) -> Path:
-    """Draw accuracy by the size of a class's step, and beside it the same minus the same class under equal steps."""
+    """Draw accuracy by step size, and the difference from the same class under equal steps."""
     figure = _new_figure(paths, (8.4, 3.1 * len(groups)))
     for panels, group in zip(figure.subplots(len(groups), 2, squeeze=False), groups, strict=True):
         scored = classifiers_of(group.runs)[0]
         points = class_points(group.runs, scored)
         for axes, paired in zip(panels, (False, True), strict=True):
             for setting in settings_of(group.runs):
-                mine = [p for p in points if p.run.setting == setting and not (paired and setting == "Equ.T")]
-                means = mean_by_size(mine, paired)
+                selected = [p for p in points if p.run.setting == setting and not (paired and setting == "Equ.T")]
+                means = mean_by_size(selected, paired)
                 heights = [mean for mean, _ in means.values()]
                 axes.plot(list(means), heights, "o-", color=colour(setting), markersize=4, label=setting)
             axes.set_xlabel("New classes in the step of the class")
-            axes.set_ylabel("Minus equal steps (points)" if paired else "Accuracy at the end (%)")
-            _plain(axes)
+            axes.set_ylabel("Difference from equal steps (points)" if paired else "Accuracy after the last step (%)")
+            _remove_frame(axes)
         panels[0].set_title(f"{group.method_label(scored)}\n{group.data_label}", fontsize=8)
-        panels[1].set_title("the same, minus the same class under equal steps", fontsize=8)
+        panels[1].set_title("Difference from the same class under equal steps", fontsize=8)
         panels[1].axhline(0, color="0.3", linewidth=0.8)
         panels[0].legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=7)
     return _save(figure, paths)
 
 
-def _one_seed(runs: Iterable[RunRecord]) -> list[RunRecord]:
-    """The runs of the seeds that have the most settings: they show the settings side by side."""
-    by_seed: dict[tuple[int, int, int], list[RunRecord]] = {}
-    for run in runs:
-        by_seed.setdefault(run.seeds, []).append(run)
-    best = min(by_seed, key=lambda seeds: (-len(by_seed[seeds]), seeds))
-    order = settings_of(by_seed[best])
-    return sorted(by_seed[best], key=lambda run: order.index(run.setting))
-
-
 def _arrivals_title(arrivals: Arrivals) -> str:
-    made = [arrivals.kind.replace("-", " ").capitalize()]
+    parts = [arrivals.kind.replace("-", " ").capitalize()]
     if arrivals.kind == "free-flow":
-        made += [arrivals.order, f"alpha {arrivals.alpha:g}"] if arrivals.alpha is not None else [arrivals.order]
+        parts += [arrivals.order, f"alpha {arrivals.alpha:g}"] if arrivals.alpha is not None else [arrivals.order]
     if arrivals.seed is not None:
-        made.append(f"seed {arrivals.seed}")
-    return f"{', '.join(made)}: {sum(arrivals.sizes)} classes in {len(arrivals.sizes)} steps"
+        parts.append(f"seed {arrivals.seed}")
+    return f"{', '.join(parts)}: {sum(arrivals.sizes)} classes in {len(arrivals.sizes)} steps"
 
 
 def _new_figure(paths: Sequence[Path | str], size: tuple[float, float]) -> Figure:
@@ -245,7 +234,7 @@ def _new_figure(paths: Sequence[Path | str], size: tuple[float, float]) -> Figur
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    # A figure of its own, outside pyplot: no global state, and no window wherever this runs.
+    # Created without pyplot, which has global state and may open windows.
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -254,13 +243,13 @@ def _new_figure(paths: Sequence[Path | str], size: tuple[float, float]) -> Figur
 def _save(figure: Figure, paths: Sequence[Path | str]) -> Path:
     for path in map(Path, paths):
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The date is left out so that the same runs give the same file.
+        # Without a date, equal runs give equal files.
         dated = {".svg": "Date", ".pdf": "CreationDate"}.get(path.suffix.lower())
         figure.savefig(path, dpi=160, metadata={dated: None} if dated else None)
-        figure.set_layout_engine("none")  # the layout is found, which is half of the work
+        figure.set_layout_engine("none")  # reuse the computed layout for the other formats
     return Path(paths[0])
 
 
-def _plain(*axes: Axes) -> None:
+def _remove_frame(*axes: Axes) -> None:
     for one in axes:
         one.spines[["top", "right"]].set_visible(False)

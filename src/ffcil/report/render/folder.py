@@ -1,4 +1,4 @@
-"""A report's folder: every table in three formats, every figure in two, and the page."""
+"""The folder of a report: the page, all tables and all figures."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ffcil.report.analyse.ablation import csv as ablation_csv
-from ffcil.report.analyse.ablation import markdown as ablation_markdown
 from ffcil.report.analyse.contents import Contents
-from ffcil.report.analyse.evidence import evidence_csv, evidence_markdown
 from ffcil.report.analyse.groups import Group
-from ffcil.report.analyse.tables import csv, markdown
+from ffcil.report.render.csv import ablation_csv, comparison_csv, evidence_csv
 from ffcil.report.render.figures import (
     plot_changes,
     plot_class_sizes,
@@ -22,14 +19,15 @@ from ffcil.report.render.figures import (
     plot_memory,
     plot_sweeps,
 )
-from ffcil.report.render.latex import latex, latex_ablation
+from ffcil.report.render.latex import ablation_latex, comparison_latex
+from ffcil.report.render.markdown import ablation_markdown, comparison_markdown, evidence_markdown
 from ffcil.report.render.page import TITLE, write_page
 
 FIGURE_FORMATS = ("svg", "png")
 
 
 def write_report(contents: Contents, out: Path | str, title: str = TITLE, command: str | None = None) -> list[Path]:
-    """Write tables, figures and the page into a folder; what has no records is not written (`contents.left_out`)."""
+    """Write the page, tables and figures into a folder. `contents.left_out` names those that are not written."""
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     page = write_page(contents, out / "report.html", title, command)
@@ -37,16 +35,16 @@ def write_report(contents: Contents, out: Path | str, title: str = TITLE, comman
 
 
 def _write_tables(contents: Contents, out: Path) -> list[Path]:
+    rows, ablations = contents.rows, contents.ablations
     texts: dict[str, str] = {}
-    if contents.rows:
-        rows = contents.rows
-        texts |= {"table.md": markdown(rows), "table.tex": latex(rows), "table.csv": csv(rows)}
+    if rows:
+        texts |= {"table.md": comparison_markdown(rows), "table.tex": comparison_latex(rows)}
+        texts["table.csv"] = comparison_csv(rows)
     if contents.changed:
-        texts |= {"evidence.md": evidence_markdown(contents.rows), "evidence.csv": evidence_csv(contents.rows)}
-    if contents.ablations:
-        made = contents.ablations
-        texts |= {"ablation.md": ablation_markdown(made), "ablation.csv": ablation_csv(made)}
-        texts["ablation.tex"] = latex_ablation(made)
+        texts |= {"evidence.md": evidence_markdown(rows), "evidence.csv": evidence_csv(rows)}
+    if ablations:
+        texts |= {"ablation.md": ablation_markdown(ablations), "ablation.csv": ablation_csv(ablations)}
+        texts["ablation.tex"] = ablation_latex(ablations)
     for name, text in texts.items():
         (out / name).write_text(text, encoding="utf-8")
     return [out / name for name in texts]
@@ -56,7 +54,7 @@ def _write_figures(contents: Contents, folder: Path) -> list[Path]:
     drawn: dict[str, Callable[..., Path]] = {}
 
     def add(name: str, draw: Callable[..., Path]) -> None:
-        """Names that are the same but for signs that a file's name cannot have are numbered."""
+        """Add a figure under a valid file name, which is numbered if it is already used."""
         slug = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
         free = (slug if k == 1 else f"{slug}-{k}" for k in itertools.count(1))
         drawn[next(name for name in free if name not in drawn)] = draw

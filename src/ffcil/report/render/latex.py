@@ -1,35 +1,22 @@
-"""The paper's tables in LaTeX: booktabs, arrows, and deviations in small print."""
+"""LaTeX tables in the layout of the paper's tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ffcil.report.analyse.ablation import ARROWS, Ablation
-from ffcil.report.analyse.tables import (
-    NOTHING,
-    TEX_SYMBOLS,
-    Cell,
-    Metric,
-    Number,
-    Row,
-    arrow,
-    legend,
-    runs_text,
-    settings_in,
-    verdict,
-)
-from ffcil.report.read.parts import Parts
+from ffcil.report.analyse.ablation import Ablation, AblationLine
+from ffcil.report.analyse.tables import Cell, Metric, Number, Row, direction, settings_in
+from ffcil.report.render.text import ARROWS, NOTHING, TEX_SYMBOLS, arrow, legend, runs_text
 
 COLOURS = {"better": "34,139,34", "worse": "178,34,34", "same": "128,128,128"}
 DATA_SETS_ACROSS = 2
-"""As in the paper; further ones go below."""
+"""Number of data sets side by side, as in the paper; further data sets go below."""
 
 
-def latex(rows: Sequence[Row]) -> str:
-    """The paper's Table 1: methods down; data sets, settings and accuracies across.
+def comparison_latex(rows: Sequence[Row]) -> str:
+    """The paper's Table 1: methods in lines; data sets, settings and accuracies in columns.
 
-    Methods that were run on the same data sets share a block, as the paper's two kinds of method do. Of a sweep only
-    its main point is there: the rest makes figures.
+    Methods on the same data sets share a block. Only the main point of a sweep is included.
     """
     rows = [row for row in rows if row.group.is_main]
     settings = settings_in(rows)
@@ -41,30 +28,30 @@ def latex(rows: Sequence[Row]) -> str:
         f"\\begin{{tabular}}{{@{{}}l*{{{width * across}}}{{c}}@{{}}}}",
         "\\toprule",
     ]
-    for data, of_method in _blocks(rows):
+    for data, by_method in _blocks(rows):
         for start in range(0, len(data), across):
             if lines[-1] != "\\toprule":
                 lines.append("\\midrule")
-            lines += _block(data[start : start + across], of_method, settings, across)
+            lines += _block(data[start : start + across], by_method, settings, across)
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
 
 
 ByMethod = dict[tuple[str, ...], dict[str, Row]]
-"""Rows by what makes them one line of the table, and by data."""
+"""Rows by line of the table and by data."""
 
 
 def _blocks(rows: Sequence[Row]) -> list[tuple[tuple[str, ...], ByMethod]]:
-    of_method: ByMethod = {}
+    by_method: ByMethod = {}
     for row in rows:
         method: tuple[str, ...] = (row.group.runs[0].method, row.classifier, repr(row.group.condition))
-        of_method.setdefault(method, {})[row.data_label] = row
+        by_method.setdefault(method, {})[row.data_label] = row
     blocks: dict[tuple[str, ...], ByMethod] = {}
-    for method, of_data in of_method.items():
-        blocks.setdefault(tuple(of_data), {})[method] = of_data
+    for method, by_data in by_method.items():
+        blocks.setdefault(tuple(by_data), {})[method] = by_data
     return list(blocks.items())
 
 
-def _block(data: Sequence[str], of_method: ByMethod, settings: Sequence[str], across: int) -> list[str]:
+def _block(data: Sequence[str], by_method: ByMethod, settings: Sequence[str], across: int) -> list[str]:
     width = len(settings) * len(TEX_SYMBOLS)
     empty = " &" * (width * (across - len(data)))
     heads = [f"\\multicolumn{{{width}}}{{c}}{{\\textbf{{{escape(one)}}}}}" for one in data]
@@ -78,11 +65,11 @@ def _block(data: Sequence[str], of_method: ByMethod, settings: Sequence[str], ac
         f"Method & {' & '.join(metrics)}{empty} \\\\",
         "\\midrule",
     ]
-    for of_data in of_method.values():
-        label = of_data[data[0]].label
-        counts = "; ".join(", ".join(runs_text(of_data[one].cells.get(s)) for s in settings) for one in data)
+    for by_data in by_method.values():
+        label = by_data[data[0]].label
+        counts = "; ".join(", ".join(runs_text(by_data[one].cells.get(s)) for s in settings) for one in data)
         lines.append(f"\\shortstack[l]{{{escape(label)}\\strut\\\\{{\\scriptsize\\strut $n$ = {escape(counts)}}}}}")
-        lines += [f"  & {_number(m, of_data[one].number(s, m))}" for one in data for s in settings for m in TEX_SYMBOLS]
+        lines += [f"  & {_number(m, by_data[one].number(s, m))}" for one in data for s in settings for m in TEX_SYMBOLS]
         lines[-1] += f"{empty} \\\\"
     return lines
 
@@ -92,14 +79,14 @@ def _rules(width: int, times: int, first: int = 2) -> str:
 
 
 ABLATED = [*TEX_SYMBOLS.values(), "$n$"]
-"""A method's columns."""
+"""Columns of each method in an ablation."""
 
 
-def latex_ablation(made: Sequence[Ablation]) -> str:
-    """The paper's Table 2: a tick for every part that is on, methods across, each with its number of runs."""
+def ablation_latex(ablations: Sequence[Ablation]) -> str:
+    """The paper's Table 2: choices of parts in lines, methods in columns, each with its number of runs."""
     kinds: dict[tuple[str, bool], list[Ablation]] = {}
-    for one in made:
-        kinds.setdefault((one.data_label, any(parts.ha for parts, _ in one.lines)), []).append(one)
+    for one in ablations:
+        kinds.setdefault((one.data_label, any(line.parts.ha for line in one.lines)), []).append(one)
     most = max((len(methods) for methods in kinds.values()), default=1)
     lines = [
         "% \\usepackage{booktabs,xcolor,amssymb}",
@@ -124,11 +111,11 @@ def _ablation_block(data: str, with_ha: bool, methods: Sequence[Ablation], most:
         f"CWM & {' & '.join(second)} & {' & '.join(ABLATED * len(methods))}{empty} \\\\",
         "\\midrule",
     ]
-    choices = {parts.name: parts for one in methods for parts, _ in one.lines}
-    for name, parts in sorted(choices.items(), key=lambda choice: choice[1].rank):
-        cells = [{p.name: cell for p, cell in one.lines}.get(name) for one in methods]
+    choices = {line.name: line for one in methods for line in one.lines}
+    for choice in sorted(choices.values(), key=lambda line: line.parts.rank):
+        cells = [{line.name: line.cell for line in one.lines}.get(choice.name) for one in methods]
         texts = [text for cell in cells for text in _ablated(cell)]
-        lines.append(f"{' & '.join(_ticks(parts, with_ha))} & {' & '.join(texts)}{empty} \\\\")
+        lines.append(f"{' & '.join(_ticks(choice, with_ha))} & {' & '.join(texts)}{empty} \\\\")
     return lines
 
 
@@ -136,7 +123,9 @@ def _ablated(cell: Cell | None) -> list[str]:
     return [*(_number(m, cell.numbers[m] if cell else None) for m in TEX_SYMBOLS), escape(runs_text(cell))]
 
 
-def _ticks(parts: Parts, with_ha: bool) -> list[str]:
+def _ticks(line: AblationLine, with_ha: bool) -> list[str]:
+    parts = line.parts
+
     def tick(on: bool) -> str:
         return "\\checkmark" if on else "$\\times$"
 
@@ -148,7 +137,7 @@ def _ticks(parts: Parts, with_ha: bool) -> list[str]:
 
 
 def escape(text: str) -> str:
-    """For LaTeX."""
+    """Text with the special characters of LaTeX escaped."""
     written = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", NOTHING: "--"}
     written |= {character: f"\\{character}" for character in "&%$#_{}"}
     return "".join(written.get(character, character) for character in text)
@@ -161,6 +150,6 @@ def _number(metric: Metric, number: Number | None) -> str:
     if number.change is not None:
         mark = arrow(number.change.value)
         sign = {"↑": "\\uparrow", "↓": "\\downarrow", "=": "="}[mark[0]]
-        small.append(f"\\textcolor[RGB]{{{COLOURS[verdict(metric, number.change.value)]}}}{{${sign} {mark[1:]}$}}")
+        small.append(f"\\textcolor[RGB]{{{COLOURS[direction(metric, number.change.value)]}}}{{${sign} {mark[1:]}$}}")
     mean = f"${number.mean:.2f}$"
     return f"\\shortstack{{{mean}\\strut\\\\{{\\scriptsize\\strut {' '.join(small)}}}}}" if small else mean

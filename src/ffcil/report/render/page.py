@@ -1,151 +1,132 @@
-"""The page: one HTML file that needs no network, with the comparison, interactive figures, and how to make it again."""
+"""The page: one HTML file with all tables and interactive figures. It needs no network."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
-from html import escape
-from importlib.resources import files
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from ffcil.report.analyse.contents import Contents
-from ffcil.report.analyse.groups import count
-from ffcil.report.analyse.statistics import LEVEL, Change
-from ffcil.report.analyse.tables import Row, arrow
-from ffcil.report.read.records import RunRecord, settings_of
-from ffcil.report.render.html import fold
-from ffcil.report.render.page_figures import across_methods, by_method, what_was_run
-from ffcil.report.render.page_runs import runs_table
-from ffcil.report.render.page_tables import ablation_table, comparison, evidence_table
+from ffcil.report.analyse.curves import accuracy_range, runs_by_seeds, seed_schedules
+from ffcil.report.analyse.evidence import effects
+from ffcil.report.analyse.groups import Group, count
+from ffcil.report.analyse.overhead import timed_phases
+from ffcil.report.analyse.statistics import ENOUGH_PAIRS, LEVEL, Change
+from ffcil.report.analyse.tables import METRICS, Metric, Row, direction, settings_in
+from ffcil.report.read.records import RunRecord, classifiers_of, settings_of
+from ffcil.report.render import specs
+from ffcil.report.render.page_runs import run_entries
+from ffcil.report.render.text import (
+    ARROWS,
+    HTML_SYMBOLS,
+    NOTHING,
+    arrow,
+    caution,
+    interval_text,
+    legend,
+    runs_text,
+    signed,
+)
 
 TITLE = "Free-flow class-incremental learning"
-SENTENCES_SHOWN = 6  # further ones are folded away
-MEANINGS = {
-    "Equ.T": "the classes arrive in equal steps; the method is the original one.",
-    "FF.org": "the same classes in as many steps, but in free flow: some steps bring one class, others many. "
-    "The method is still the original one.",
-    "FF.ours": "free flow, and the method has the paper's components: the class-wise mean objective (CWM) with "
-    "dynamic intervention weight alignment (DIWA), or with head-agnostic alignment (HA) for pre-trained backbones.",
-    "Equ.ours": "equal steps, and the method has the paper's components.",
-}
+ACCURACIES: dict[Metric, str] = {"average": "Average accuracy Ā", "last": "Accuracy after the last step"}
 
 
 def write_page(
     runs: Sequence[RunRecord] | Contents, path: Path | str, title: str = TITLE, command: str | None = None
 ) -> Path:
-    """Write the report of these runs as one HTML file that needs nothing else.
+    """Write the report of these runs as one self-contained HTML file.
 
-    Unfinished runs are listed, and left out of every result. `command` is what makes the page again; None: a report of
-    the folder that holds all of the runs.
+    Unfinished runs are listed, but left out of every result. `command` is the command that the page gives for making it
+    again; by default, a report of the folder that holds all of the runs.
     """
-    from plotly.offline import get_plotlyjs
-
     path = Path(path)
-    contents = runs if isinstance(runs, Contents) else Contents.of(runs)
-    said = [f"<p>{escape(sentence)}</p>" for sentence in what_was_run(contents)]
-    sections = [
-        f"<h1>{escape(title)}</h1>",
-        f'<div class="lead">{_shortened(said[:-1], 3, "The other methods and conditions")}{said[-1]}</div>',
-        comparison(contents.rows),
-        _meanings(contents.runs),
-        _headlines(contents.rows),
-        evidence_table(contents.rows),
-        across_methods(contents),
-        ablation_table(contents.ablations),
-        by_method(contents.groups),
-        runs_table(contents.runs, contents.groups),
-        _about(contents, command),
-    ]
-    body = "\n".join(section for section in sections if section)
-    page = (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_asset('page.css')}</style>\n</head>\n<body>\n{_contents(body)}\n"
-        f"<main>\n{body}\n"
-        "<noscript><p>The figures need JavaScript, which is turned off; the tables do not.</p></noscript>"
-        f"\n</main>\n<script>{get_plotlyjs()}</script>\n<script>{_asset('page.js')}</script>\n</body>\n</html>\n"
-    )
+    contents = runs if isinstance(runs, Contents) else Contents.from_runs(runs)
+    if command is None and contents.runs:
+        command = shlex.join(["ffcil", "report", os.path.commonpath([run.folder.parent for run in contents.runs])])
+    text = _environment().get_template("page.html").render(contents=contents, title=title, command=command)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
     return path
 
 
-def _asset(name: str) -> str:
-    return files("ffcil.report").joinpath(name).read_text(encoding="utf-8")
+def _environment() -> Environment:
+    """Templates with all functions that they use. Every value is escaped unless it is `Markup`."""
+    from plotly.offline import get_plotlyjs
+
+    environment = Environment(
+        loader=PackageLoader("ffcil.report.render"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        extensions=["jinja2.ext.do"],
+    )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+
+    def asset(name: str) -> Markup:
+        assert environment.loader is not None
+        return Markup(environment.loader.get_source(environment, name)[0])
+
+    environment.globals |= {function.__name__: function for function in (*FUNCTIONS, asset)}
+    environment.globals |= {name: value for name, value in vars(specs).items() if name.endswith("_spec")}
+    environment.globals |= {"METRICS": METRICS, "ACCURACIES": ACCURACIES, "ARROWS": ARROWS}
+    environment.globals |= {"NOTHING": NOTHING, "ENOUGH_PAIRS": ENOUGH_PAIRS, "LEVEL": f"{LEVEL:.0%}"}
+    environment.globals["SYMBOLS"] = {metric: Markup(symbol) for metric, symbol in HTML_SYMBOLS.items()}
+    environment.globals["plotly"] = Markup(get_plotlyjs())
+    environment.filters["subscript"] = lambda text: escape(text).replace("A_T", Markup("A<sub>T</sub>"))
+    return environment
 
 
-SECTIONS = {
-    "comparison": "Comparison",
-    "evidence": "Is it real?",
-    "changes": "Drop and recovery",
-    "alpha": "Alpha",
-    "order": "Order",
-    "overhead": "Overhead",
-    "ablation": "Ablation",
-    "methods": "Method by method",
-    "runs": "Runs",
-    "about": "About",
-}
+def what_was_run(contents: Contents) -> list[str]:
+    """One sentence for all methods with equal data, settings and seeds, and one with the number of runs."""
+    families: dict[tuple[str, str], list[Group]] = {}
+    for group in contents.groups:
+        families.setdefault((group.title, group.data_label), []).append(group)
+    titles: dict[tuple[str, str], list[str]] = {}
+    for (title, data), groups in families.items():
+        runs = [run for group in groups for run in group.runs]
+        seeds = count(len({run.seeds for run in runs}), "seed")
+        several = f"; {len(groups)} conditions: {'; '.join(group.label for group in groups)}" if groups[1:] else ""
+        titles.setdefault((data, f"{', '.join(settings_of(runs))}; {seeds}{several}"), []).append(title)
+    parts = [f"{', '.join(methods)} on {data}: {settings}." for (data, settings), methods in titles.items()]
+    finished = sum(run.finished for run in contents.runs)
+    unfinished = len(contents.runs) - finished
+    out = [f"{n} {what}" for n, what in ((unfinished, "unfinished"), (len(contents.damaged), "damaged")) if n]
+    left_out = f", {' and '.join(out)}: left out of every result" if out else ""
+    return [*parts, f"{count(finished, 'finished run')}{left_out}."]
 
 
-def _contents(body: str) -> str:
-    """Links to the parts that the page has."""
-    links = "".join(f'<a href="#{i}">{name}</a>' for i, name in SECTIONS.items() if f'<h2 id="{i}">' in body)
-    return f'<nav aria-label="Contents"><div>{links}</div></nav>'
-
-
-def _shortened(items: list[str], shown: int, rest: str) -> str:
-    more = "".join(items[shown:])
-    return "".join(items[:shown]) + (fold(f"{rest} ({len(items) - shown})", more) if more else "")
-
-
-def _headlines(rows: Sequence[Row]) -> str:
-    """One sentence a scored row: what free flow did, and what the components did, as far as seeds can tell."""
-
-    def did(what: str, average: Change | None, last: Change | None) -> str:
-        if average is None or last is None:
-            return ""
-        verbs = {"↓": "lowers", "↑": "raises", "=": "changes"}
-        first, second = (verbs[arrow(change.value)[0]] for change in (average, last))
-        return (
-            f"{what} {first} average accuracy Ā by <b>{abs(average.value):.2f}</b> ({average.told}) and "
-            f"{second + ' ' if second != first else ''}final accuracy A<sub>T</sub> by <b>{abs(last.value):.2f}</b> "
-            f"({last.told}; {count(average.pairs, 'pair')} of runs)"
-        )
-
-    items = []
+def headlines(rows: Sequence[Row]) -> list[tuple[Row, list[tuple[str, Change, Change]]]]:
+    """Scored rows with the causes of their changes, and the changes of the average and the last accuracy."""
+    causes = {
+        "free flow instead of equal steps": Row.drop,
+        "under free flow, adding the paper’s components": Row.recovery,
+    }
+    found = []
     for row in rows:
-        free_flow = did("free flow in place of equal steps", row.drop("average"), row.drop("last"))
-        ours = did("under free flow, adding the paper’s components", row.recovery("average"), row.recovery("last"))
-        said = [sentence for sentence in (free_flow, ours) if sentence]
-        if row.scored and row.group.is_main and said:
-            items.append(f"<li>{escape(f'{row.label} on {row.data_label}')}: {'; '.join(said)}.</li>")
-    shown, rest = items[:SENTENCES_SHOWN], items[SENTENCES_SHOWN:]
-    more = fold(f"{len(rest)} more", f"<ul>{''.join(rest)}</ul>") if rest else ""
-    note = (
-        f'<p class="small">In brackets: whether the {LEVEL:.0%} t interval of the difference, over runs with the same '
-        "seeds, holds 0; <a href='#evidence'>Is it real?</a> has the intervals.</p>"
-    )
-    return f"<ul>{''.join(shown)}</ul>{more}{note}" if items else ""
+        both = [(cause, change(row, "average"), change(row, "last")) for cause, change in causes.items()]
+        known = [(cause, average, last) for cause, average, last in both if average and last]
+        if row.scored and row.group.is_main and known:
+            found.append((row, known))
+    return found
 
 
-def _meanings(runs: Sequence[RunRecord]) -> str:
-    items = [f"<dt>{s}</dt><dd>{escape(MEANINGS[s])}</dd>" for s in settings_of(runs) if s in MEANINGS]
-    return f"<dl>{''.join(items)}</dl>" if items else ""
+def run_counts(row: Row, settings: Sequence[str]) -> list[str]:
+    """Number of runs in each setting, or one number if all settings of the row agree."""
+    texts = {setting: runs_text(row.cells.get(setting)) for setting in settings}
+    distinct = {texts[setting] for setting in row.cells}
+    return list(distinct if len(distinct) == 1 else texts.values())
 
 
-def _about(contents: Contents, command: str | None) -> str:
-    """What was left out and why, and how to make the page again."""
-    if command is None and contents.runs:
-        command = shlex.join(["ffcil", "report", os.path.commonpath([run.folder.parent for run in contents.runs])])
-    notes = "".join(f"<li>{escape(note)}</li>" for note in contents.notes)
-    missing = "".join(f"<li>{escape(name)}: {escape(reason)}.</li>" for name, reason in contents.left_out.items())
-    return (
-        '<h2 id="about">About this page</h2>'
-        + (f"<h3>Notes on the runs</h3><ul>{notes}</ul>" if notes else "")
-        + (f"<h3>Not shown, for want of records</h3><ul>{missing}</ul>" if missing else "")
-        + (f"<h3>To make this page again</h3><pre>{escape(command)}</pre>" if command else "")
-        + '<p class="small">Every number is counted again from the runs’ count tables; nothing is trained or loaded '
-        "from elsewhere. The file needs no network.</p>"
-    )
+FUNCTIONS: tuple[Callable[..., Any], ...] = (
+    *(accuracy_range, arrow, caution, classifiers_of, count, direction, effects, headlines),
+    *(interval_text, legend, run_counts, run_entries, runs_by_seeds, runs_text, seed_schedules, settings_in),
+    *(settings_of, signed, timed_phases, what_was_run),
+)
+"""Functions that the templates use."""

@@ -1,7 +1,7 @@
-"""Specifications of the page's interactive figures.
+"""Specifications of the interactive figures on the page.
 
-A specification is the plain dictionary that plotly.js reads. It carries no colours of text or background: the page sets
-those, to suit a light or a dark screen.
+A specification is the dictionary that plotly.js reads. The page sets the colours of text and background, for light and
+dark screens.
 """
 
 from __future__ import annotations
@@ -14,41 +14,43 @@ import numpy as np
 
 from ffcil.metrics import curve, step_accuracy
 from ffcil.report.analyse.class_sizes import ClassPoint, class_points, mean_by_size
-from ffcil.report.analyse.curves import OTHER_COLOUR, Floats, accuracy_range, colour, mean_curve, schedule_setting
+from ffcil.report.analyse.curves import Floats, accuracy_range, mean_curve
 from ffcil.report.analyse.groups import count
 from ffcil.report.analyse.overhead import Cost
-from ffcil.report.analyse.statistics import LEVEL, Change, bounds_text
+from ffcil.report.analyse.statistics import LEVEL, Change
 from ffcil.report.analyse.sweeps import Sweep
-from ffcil.report.analyse.tables import HTML_SYMBOLS, Metric, Row
+from ffcil.report.analyse.tables import Metric, Row
 from ffcil.report.read.records import RunRecord, settings_of
+from ffcil.report.render.colours import OTHER_COLOUR, colour, schedule_colour
+from ffcil.report.render.text import HTML_SYMBOLS, interval_text
 
 Spec = dict[str, Any]
 
 
 def curves_spec(runs: Sequence[RunRecord], classifier: str) -> Spec:
-    """Accuracy against classes seen: thin lines single runs, thick lines their mean."""
+    """Accuracy against classes seen. Thin lines are single runs, thick lines their mean."""
     traces: list[Spec] = []
     for setting in settings_of(runs):
         name = escape(setting)
-        mine = [run for run in runs if run.setting == setting and classifier in run.tables]
-        for run in mine if len(mine) > 1 else []:
+        selected = [run for run in runs if run.setting == setting and classifier in run.tables]
+        for run in selected if len(selected) > 1 else []:
             traces.append(_curve_trace(run, classifier, {"width": 1}, opacity=0.55, showlegend=False, mode="lines"))
-        if len(mine) == 1:
-            traces.append(_curve_trace(mine[0], classifier, {"width": 2.5}, name=name, mode="lines+markers"))
-        elif mine:
-            x, y = mean_curve([run.tables[classifier] for run in mine])
+        if len(selected) == 1:
+            traces.append(_curve_trace(selected[0], classifier, {"width": 2.5}, name=name, mode="lines+markers"))
+        elif selected:
+            x, y = mean_curve([run.tables[classifier] for run in selected])
             mean = _line(setting, [int(n) for n in x], _numbers(y), {"width": 3})
-            hover = f"<b>{name}, mean of {len(mine)} runs</b><br>%{{x}} classes: %{{y:.2f}} %<extra></extra>"
+            hover = f"<b>{name}, mean of {len(selected)} runs</b><br>%{{x}} classes: %{{y:.2f}} %<extra></extra>"
             traces.append(mean | {"name": name, "mode": "lines", "hovertemplate": hover})
     axes = {
         "xaxis": {"title": {"text": "classes seen"}, "range": [0, 1.02 * sum(runs[0].sizes)]},
-        "yaxis": {"title": {"text": "accuracy on them, %"}, "range": list(accuracy_range(runs))},
+        "yaxis": {"title": {"text": "accuracy, %"}, "range": list(accuracy_range(runs))},
     }
     return {"data": traces, "layout": _layout(360) | axes}
 
 
 def schedule_spec(schedules: dict[str, RunRecord]) -> Spec:
-    """New classes at every step: the equal split beside the free flow of one seed."""
+    """New classes of every step, for all schedules of one seed."""
     traces: list[Spec] = []
     steps: list[int] = []
     for name, run in schedules.items():
@@ -56,7 +58,7 @@ def schedule_spec(schedules: dict[str, RunRecord]) -> Spec:
         seen = [int(n) for n in np.cumsum(run.sizes)]
         hover = f"<b>{escape(name)}</b>, step %{{x}}<br>%{{y}} new classes, %{{customdata}} seen<extra></extra>"
         bar = {"type": "bar", "x": steps, "y": list(run.sizes), "customdata": seen, "hovertemplate": hover}
-        traces.append(bar | {"name": escape(name), "marker": {"color": colour(schedule_setting(run))}})
+        traces.append(bar | {"name": escape(name), "marker": {"color": schedule_colour(run)}})
     axes = {
         "xaxis": {"title": {"text": "step"}, "tickformat": "d", "showgrid": False} | _every_step(steps),
         "yaxis": {"title": {"text": "new classes"}, "tickformat": "d", "rangemode": "tozero"},
@@ -67,7 +69,7 @@ def schedule_spec(schedules: dict[str, RunRecord]) -> Spec:
 
 
 def memory_spec(run: RunRecord, classifier: str) -> Spec:
-    """Heat map: after each step (downwards), the accuracy on the classes of each step so far (across)."""
+    """Heat map of the accuracy after each step (rows) on the classes of each earlier step (columns)."""
     table = run.tables[classifier]
     steps = list(range(1, len(table.sizes) + 1))
     accuracy = [_numbers(row) for row in step_accuracy(table)]
@@ -90,40 +92,44 @@ def memory_spec(run: RunRecord, classifier: str) -> Spec:
     plain = {"tickformat": "d", "nticks": 10, "showgrid": False, "zeroline": False}
     across = plain | {"title": {"text": "classes of step"}} | _every_step(steps)
     if "tickvals" in across:
-        across |= {"title": {"text": "classes of step (below: how many)"}, "tickangle": 0, "tickfont": {"size": 10}}
+        across |= {
+            "title": {"text": "classes of step (number of classes below)"},
+            "tickangle": 0,
+            "tickfont": {"size": 10},
+        }
         across |= {"ticktext": [f"{t}<br>{n}" for t, n in enumerate(table.sizes, start=1)]}
     down = plain | {"title": {"text": "after step"}, "autorange": "reversed"} | _every_step(steps)
     return {"data": [heat], "layout": _layout(320, top=8) | {"xaxis": across, "yaxis": down}}
 
 
 def class_size_spec(runs: Sequence[RunRecord], classifier: str, paired: bool = False) -> Spec:
-    """Accuracy on each class after the last step, against how many classes arrived together with it.
+    """Accuracy on each class after the last step, against the number of classes that arrived in the same step.
 
-    `paired`: minus the accuracy on the same class under equal steps, which holds fixed the class and, nearly, its age.
+    With `paired`, the accuracy on the same class under equal steps is subtracted, at nearly the same age of the class.
     """
     traces: list[Spec] = []
-    means: list[Spec] = []  # drawn after all dots, to lie on top of them
+    means: list[Spec] = []  # drawn last, on top of the dots
     runs = [run for run in runs if classifier in run.tables]
     points = [p for p in class_points(runs, classifier) if not paired or _has_partner(p)]
     settings = [setting for setting in settings_of(runs) if any(p.run.setting == setting for p in points)]
     for place, setting in enumerate(settings):
-        mine = [point for point in points if point.run.setting == setting]
-        # Sizes are whole numbers: classes are spread a little around them so that they do not hide each other.
+        selected = [point for point in points if point.run.setting == setting]
+        # Dots are spread a little around the whole number so that they do not hide each other.
         aside = (place - (len(settings) - 1) / 2) * 0.25
-        spread = (np.arange(len(mine)) * 0.618034) % 1 * 0.2 - 0.1
-        heights = [point.against_equal if paired else point.accuracy for point in mine]
+        spread = (np.arange(len(selected)) * 0.618034) % 1 * 0.2 - 0.1
+        heights = [point.against_equal if paired else point.accuracy for point in selected]
         dots: Spec = {"type": "scatter", "mode": "markers", "y": [None if h is None else round(h, 4) for h in heights]}
-        dots |= {"x": _numbers([p.size + aside + s for p, s in zip(mine, spread, strict=True)])}
+        dots |= {"x": _numbers([p.size + aside + s for p, s in zip(selected, spread, strict=True)])}
         dots |= {"marker": {"size": 4, "color": colour(setting), "opacity": 0.35}, "hoverinfo": "text"}
-        traces.append(dots | {"text": [_told(p) for p in mine], "legendgroup": setting, "showlegend": False})
-        means.append(_size_means(mean_by_size(mine, paired), setting, aside, paired))
+        traces.append(dots | {"text": [_class_hover(p) for p in selected], "legendgroup": setting, "showlegend": False})
+        means.append(_size_means(mean_by_size(selected, paired), setting, aside, paired))
     largest = max((max(run.sizes) for run in runs), default=1)
     title = {"text": "new classes in the step of the class"}
     ticks = {"tick0": 0, "dtick": -(-largest // 15), "range": [0, largest + 1]}
-    down = {"title": {"text": "minus equal steps, points"}} if paired else {"range": [-2, 102]}
+    down = {"title": {"text": "difference from equal steps, points"}} if paired else {"range": [-2, 102]}
     axes = {
         "xaxis": {"title": title, "tickformat": "d", "showgrid": False} | ticks,
-        "yaxis": {"title": {"text": "accuracy at the end, %"}} | down,
+        "yaxis": {"title": {"text": "accuracy after the last step, %"}} | down,
     }
     return {"data": traces + means, "layout": _layout(360) | axes}
 
@@ -133,24 +139,24 @@ def _has_partner(point: ClassPoint) -> bool:
 
 
 def _size_means(means: dict[int, tuple[float, int]], setting: str, aside: float, paired: bool) -> Spec:
-    name, unit = escape(setting), "points against equal steps" if paired else "%"
+    name, unit = escape(setting), "points relative to equal steps" if paired else "%"
     line = _line(
         setting, _numbers([s + aside for s in means]), _numbers([m for m, _ in means.values()]), {"width": 1.5}
     )
-    hover = f"<b>{name}</b>: %{{customdata[0]}} classes that<br>arrived %{{customdata[1]}} at a time: %{{y:.1f}} {unit}"
+    hover = f"<b>{name}</b>: %{{customdata[0]}} classes from<br>steps of %{{customdata[1]}}: %{{y:.1f}} {unit}"
     line |= {"customdata": [[n, size] for size, (_, n) in means.items()], "hovertemplate": f"{hover}<extra></extra>"}
     ring = {"size": 11, "line": {"color": "white", "width": 1.5}}
     return line | {"name": name, "mode": "lines+markers", "marker": ring}
 
 
-def _told(point: ClassPoint) -> str:
+def _class_hover(point: ClassPoint) -> str:
     run = point.run
     where = f"class {point.position + 1}, arrived at step {point.step} with {point.size - 1} others"
-    return f"<b>{escape(run.setting)}</b>, {run.seed_label}<br>{where}<br>{point.accuracy:.1f} %"
+    return f"<b>{escape(run.setting)}</b>, {escape(run.seed_label)}<br>{where}<br>{point.accuracy:.1f} %"
 
 
 def change_spec(rows: Sequence[Row], metric: Metric) -> Spec:
-    """Bars: what free flow costs and what the components bring back, in points, with intervals over pairs of runs."""
+    """Effects of free flow and of the framework in points, with intervals over pairs of runs."""
     shown = [row for row in rows if row.scored and (row.drop(metric) or row.recovery(metric))]
     several = len({row.data_label for row in shown}) > 1
     names = [_two_lines(r.group.title, [r.data_label if several else "", r.group.label]) for r in shown]
@@ -175,20 +181,19 @@ def change_spec(rows: Sequence[Row], metric: Metric) -> Spec:
 
 
 def _two_lines(title: str, below: Sequence[str]) -> str:
-    """A category's name: plotly breaks no lines by itself."""
+    """Name of a category on several lines; plotly does not wrap lines."""
     return "<br>".join(escape(text) for text in (title, *below) if text)
 
 
 def _pairs(change: Change | None) -> str:
     if change is None:
         return ""
-    bounds = change.interval
-    interval = f", {LEVEL:.0%} t interval {bounds_text(bounds)}" if bounds else ""
+    interval = f", {LEVEL:.0%} t interval {interval_text(change.interval)}" if change.interval else ""
     return f"{count(change.pairs, 'pair')}{interval}"
 
 
 def sweep_spec(sweep: Sweep, metric: Metric) -> Spec:
-    """Accuracy at every value of a field: lines for alpha, bars for the order."""
+    """Accuracy at every value of a field. Alpha is drawn as lines, the order as bars."""
     traces = []
     for setting in sweep.settings:
         numbers = [row.number(setting, metric) for _, row in sweep.points]
@@ -216,31 +221,35 @@ def sweep_spec(sweep: Sweep, metric: Metric) -> Spec:
     return {"data": traces, "layout": _layout(320) | axes}
 
 
-def cost_spec(made: Sequence[Cost], phase: str) -> Spec:
-    """Time with parts of the framework over time without them; 1 costs nothing. Whiskers: the extreme pairs."""
-    mine = [cost for cost in made if cost.ratio(phase) is not None]
-    several = len({cost.group.data_label for cost in mine}) > 1
-    ratios = [cost.ratio(phase) or 0.0 for cost in mine]
-    spans = [cost.spread(phase) for cost in mine]
-    told = [
+def cost_spec(costs: Sequence[Cost], phase: str) -> Spec:
+    """Ratio of the times with and without parts of the framework. Whiskers are the extreme pairs."""
+    selected = [cost for cost in costs if cost.ratio(phase) is not None]
+    several = len({cost.group.data_label for cost in selected}) > 1
+    ratios = [cost.ratio(phase) or 0.0 for cost in selected]
+    spans = [(min(cost.ratios(phase)), max(cost.ratios(phase))) for cost in selected]
+    hover = [
         f"{sum(c.original[phase]) / c.pairs:.2f} s without, {sum(c.changed[phase]) / c.pairs:.2f} s with<br>"
         f"{count(c.pairs, 'pair')} on {escape(', '.join(dict.fromkeys(c.devices)))}"
-        for c in mine
+        for c in selected
     ]
     below = [max(0.0, r - s[0]) for r, s in zip(ratios, spans, strict=True)]
     above = [max(0.0, s[1] - r) for r, s in zip(ratios, spans, strict=True)]
     bar: Spec = {"type": "bar", "orientation": "h", "x": _numbers(ratios), "error_x": _whiskers(below, above)}
-    bar |= {"y": [_cost_name(cost, several) for cost in mine], "customdata": told, "marker": {"color": colour("Equ.T")}}
-    bar |= {"hovertemplate": "<b>%{y}</b><br>%{x:.3f} times<br>%{customdata}<extra></extra>"}
+    bar |= {
+        "y": [_cost_name(cost, several) for cost in selected],
+        "customdata": hover,
+        "marker": {"color": colour("Equ.T")},
+    }
+    bar |= {"hovertemplate": "<b>%{y}</b><br>%{x:.3f} times the original<br>%{customdata}<extra></extra>"}
     one = {"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "yref": "paper"}
     axes = {
-        "xaxis": {"title": {"text": f"{phase}, original = 1"}, "rangemode": "tozero"},
+        "xaxis": {"title": {"text": f"{phase} time relative to the original method"}, "rangemode": "tozero"},
         "yaxis": {"autorange": "reversed", "showgrid": False, "automargin": True},
         "shapes": [one | {"line": {"dash": "dot", "width": 1, "color": OTHER_COLOUR}}],
         "showlegend": False,
         "bargap": 0.4,
     }
-    return {"data": [bar], "layout": _layout(80 + 44 * len(mine), top=8) | axes}
+    return {"data": [bar], "layout": _layout(80 + 44 * len(selected), top=8) | axes}
 
 
 def _cost_name(cost: Cost, with_data: bool) -> str:
@@ -257,8 +266,8 @@ def _whiskers(below: Sequence[float], above: Sequence[float]) -> Spec:
 def _curve_trace(run: RunRecord, classifier: str, line: Spec, **more: Any) -> Spec:
     table = run.tables[classifier]
     hover = (
-        f"<b>{escape(run.setting)}, {run.seed_label}</b><br>step %{{customdata[0]}}: %{{customdata[1]}} new classes, "
-        "%{x} seen<br>%{y:.2f} %<extra></extra>"
+        f"<b>{escape(run.setting)}, {escape(run.seed_label)}</b><br>"
+        "step %{customdata[0]}: %{customdata[1]} new classes, %{x} seen<br>%{y:.2f} %<extra></extra>"
     )
     points = [[step, size] for step, size in enumerate(table.sizes, start=1)]
     trace = _line(run.setting, list(table.seen), _numbers(curve(table)), line)
@@ -270,7 +279,7 @@ def _line(setting: str, x: Sequence[float | None], y: Sequence[float | None], li
 
 
 def _every_step(steps: list[int]) -> Spec:
-    """Ticks: every step where there is room for it, otherwise as plotly likes."""
+    """Ticks at every step if there are few steps; otherwise plotly chooses them."""
     return {"tickvals": steps} if len(steps) <= 12 else {}
 
 
@@ -287,5 +296,5 @@ def _layout(height: int, top: int = 28) -> Spec:
 
 
 def _numbers(values: Sequence[float] | Floats) -> list[float | None]:
-    """For JSON, which knows no NaN; four decimals are plenty for percent."""
+    """Values for JSON: rounded to four decimals, None instead of NaN."""
     return [None if np.isnan(value) else round(float(value), 4) for value in values]

@@ -1,1 +1,1 @@
-"""Where a study's runs are carried out: processes here, a Ray cluster, or SLURM."""
+"""Executors of a study's runs: processes on this machine, a Ray cluster, or SLURM."""

@@ -1,4 +1,4 @@
-"""One run of a study, and how a worker carries it out, whatever process or machine that is."""
+"""`Job`: one run of a study, and how a worker executes it in any process on any machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ffcil.config.settings import RunConfig
 from ffcil.errors import BusyError, InputError
 from ffcil.methods import METHODS, load_methods
 from ffcil.runs.loggers import listeners
-from ffcil.runs.progress import Noted, Several, Shown
+from ffcil.runs.progress import CompositeListener, ConsoleProgress, ProgressFile
 from ffcil.runs.run import Run
 
 LOG = "run.log"
@@ -24,50 +24,55 @@ LOG = "run.log"
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A run to be carried out: all that a worker needs to know of it."""
+    """A run with everything that a worker needs to execute it."""
 
     label: str
-    """what tells it from the study's other runs"""
+    """Short name of the run, unique within the study."""
     config: RunConfig
     folder: Path
     recipe: str = ""
-    """that its configuration was made from"""
+    """Recipe of the run's configuration."""
     data: Path | None = None
     device: str | None = None
     imports: tuple[str, ...] = ()
-    """Python files that register methods"""
+    """Python files that register methods."""
     logs: tuple[str, ...] = ()
-    """tensorboard, wandb"""
+    """Names of loggers: tensorboard, wandb."""
 
     @property
     def done(self) -> bool:
         return (self.folder / "done").exists()
 
     def command(self) -> list[str]:
-        """What a person would type to make this run alone; it is kept in environment.json."""
-        named = {"--data": self.data, "--device": self.device}
-        options = [str(part) for option, value in named.items() if value is not None for part in (option, value)]
-        options += ["--threads", "1", *(part for file in self.imports for part in ("--import", file))]
+        """The command that executes this run alone; it is recorded in environment.json."""
+        options = [
+            *(["--data", str(self.data)] if self.data else []),
+            *(["--device", self.device] if self.device else []),
+            *("--threads", "1"),
+            *(part for file in self.imports for part in ("--import", file)),
+        ]
         return ["ffcil", "run", str(self.folder / "config.json"), "--out", str(self.folder), *options]
 
 
 class Ending(Enum):
+    """How an attempt at a job can end."""
+
     DONE = "done"
-    BUSY = "in another process's hands"
-    WRONG = "bad input: trying again is of no use"
-    DIED = "died"
+    BUSY = "executed by another process"
+    INVALID = "invalid input, which another attempt would not change"
+    CRASHED = "crashed"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt at a job ended."""
+    """How an attempt at a job ended, and why."""
 
     ending: Ending
-    why: str = ""
+    reason: str = ""
 
 
 def attempt(job: Job) -> Outcome:
-    """Carry out a job in this process, or take it up where it was broken off; what it says goes to its log."""
+    """Start or resume a job in this process. Its output goes to its log."""
     job.folder.mkdir(parents=True, exist_ok=True)
     with (job.folder / LOG).open("a", buffering=1, encoding="utf-8") as log, redirect_stdout(log), redirect_stderr(log):
         sys.argv = job.command()
@@ -76,16 +81,16 @@ def attempt(job: Job) -> Outcome:
                 for file in job.imports:
                     load_methods(file)
             device = job.device or ("cuda" if torch.cuda.is_available() else "cpu")
-            listener = Several(Shown(Console(file=log, width=200)), Noted(), *listeners(job.logs, job.config))
-            # a thread each: runs that share a machine do not fight for cores, and a run is the same wherever it is made
+            console = ConsoleProgress(Console(file=log, width=200))
+            listener = CompositeListener(console, ProgressFile(), *listeners(job.logs, job.config))
+            # One thread each: runs do not compete for cores, and results do not depend on the machine's cores.
             Run(job.config, job.folder, data=job.data, device=device, threads=1, listener=listener).execute()
         except BusyError as error:
             return Outcome(Ending.BUSY, str(error))
         except InputError as error:
             print(f"ffcil: {error}", file=log)
-            return Outcome(Ending.WRONG, str(error))
-        except Exception:
-            # whatever it was: the study goes on, tries this run once more, and tells the last line at the end
+            return Outcome(Ending.INVALID, str(error))
+        except Exception:  # The study continues with other runs, and reports the last line of the error.
             traceback.print_exc(file=log)
-            return Outcome(Ending.DIED, traceback.format_exc().strip().splitlines()[-1])
+            return Outcome(Ending.CRASHED, traceback.format_exc().strip().splitlines()[-1])
     return Outcome(Ending.DONE)

@@ -1,58 +1,58 @@
-"""The one loop that drives a study's jobs to their ends, on whatever executor."""
+"""The loop that executes a study's jobs on any executor."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from ffcil.runs.folder import is_busy
 from ffcil.studies.executors.job import Ending, Job, Outcome
 
-TRIES = 2
-"""of a job whose worker dies"""
+ATTEMPTS = 2
+"""Number of attempts at a job whose worker crashes."""
 BUSY_SECONDS = 2.0
-"""until a run that another process holds is looked at again"""
-PATIENCE = 30.0
-"""seconds for a run to stop when told to"""
+"""Seconds until a run that another process executes is checked again."""
+STOP_SECONDS = 30.0
+"""Seconds that a run has to stop before it is killed."""
 
 
 class Attempt(Protocol):
-    """A job on its way."""
+    """A job that was started."""
 
     def outcome(self) -> Outcome | None:
-        """None while it runs."""
+        """Return how the job ended, or None while it runs."""
 
     def stop(self) -> None:
-        """Tell it to stop; do not wait."""
+        """Ask the job to stop, without waiting for it."""
 
     def wait(self) -> None:
-        """Until it has stopped."""
+        """Wait until the job has stopped."""
 
 
 class Executor(AbstractContextManager["Executor"], Protocol):
-    """Carries out jobs: entered before the first, left after the last."""
+    """Starts jobs. It is a context manager that lasts from before the first job to after the last."""
 
     @property
     def slots(self) -> int | None:
-        """Jobs at a time; None: as many as there is room for, which it knows itself."""
+        """Number of jobs at a time; None if the executor queues jobs itself."""
 
     def start(self, job: Job) -> Attempt: ...
 
 
-class Watcher(Protocol):
-    """Shows a person what goes on."""
+class ProgressView(Protocol):
+    """Shows the progress of jobs."""
 
-    def look(self, running: Collection[Job]) -> None:
-        """Several times a second."""
+    def update(self, running: Collection[Job]) -> None:
+        """Show the current state; called several times per second."""
 
-    def say(self, text: str) -> None: ...
+    def message(self, text: str) -> None: ...
 
 
 class _Queue:
-    """Jobs that are to be started, each not before its time."""
+    """Jobs that wait to be started, each not before its time."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self.waiting = [(0.0, job) for job in jobs]
@@ -61,11 +61,11 @@ class _Queue:
         self.waiting.append((time.monotonic() + seconds, job))
 
     def take(self) -> Job | None:
-        """The next one that is neither done nor in another process's hands."""
+        """Remove and return the next job that is neither done nor executed by another process."""
         now = time.monotonic()
-        for place, (due, job) in enumerate(self.waiting):
+        for position, (due, job) in enumerate(self.waiting):
             if due <= now:
-                del self.waiting[place]
+                del self.waiting[position]
                 if job.done:
                     return self.take()
                 if is_busy(job.folder):
@@ -75,36 +75,33 @@ class _Queue:
         return None
 
 
-def run_jobs(jobs: Sequence[Job], executor: Executor, watch: Watcher, every: float = 0.2) -> dict[Job, str]:
-    """Carry out every job that is not done. Returns why jobs failed; the others are done.
+def run_jobs(jobs: Sequence[Job], executor: Executor, progress: ProgressView, interval: float = 0.2) -> dict[Job, str]:
+    """Execute every job that is not done. Return the reasons of those that failed.
 
-    A worker that dies gets its job again, once: the run goes on where it was. A job that another process is running is
-    waited for, and taken over if that one dies. Ctrl-C stops the workers, and is raised again when they have stopped.
+    A job whose worker crashes is resumed once. A job that another process executes is waited for, and resumed here if
+    that process crashes. Ctrl-C stops the workers, and is raised again when they have stopped.
     """
     queue, running = _Queue(jobs), dict[Job, Attempt]()
-    deaths, failed = Counter[Job](), dict[Job, str]()
-    # where nothing is to be done, no service and no cluster is started for it
+    crashes, failed = Counter[Job](), dict[Job, str]()
+    # If all jobs are done, no service and no cluster is started.
     with nullcontext() if all(job.done for job in jobs) else executor:
         try:
             while queue.waiting or running:
                 while (executor.slots is None or len(running) < executor.slots) and (job := queue.take()):
                     running[job] = executor.start(job)
-                watch.look(running.keys())
-                time.sleep(every)
-                for job, attempt in list(running.items()):
-                    if (outcome := attempt.outcome()) is None:
-                        continue
-                    del running[job]
-                    deaths[job] += outcome.ending is Ending.DIED
+                progress.update(running.keys())
+                time.sleep(interval)
+                for job, outcome in _ended(running):
+                    crashes[job] += outcome.ending is Ending.CRASHED
                     if outcome.ending is Ending.BUSY:
                         queue.put(job, BUSY_SECONDS)
-                    elif outcome.ending is Ending.DIED and deaths[job] < TRIES:
-                        watch.say(f"{job.label}: {outcome.why}; taken up again")
+                    elif outcome.ending is Ending.CRASHED and crashes[job] < ATTEMPTS:
+                        progress.message(f"{job.label}: {outcome.reason}; resumed")
                         queue.put(job)
                     elif outcome.ending is not Ending.DONE:
-                        watch.say(f"{job.label}: failed: {outcome.why}")
-                        failed[job] = outcome.why
-            watch.look(())
+                        progress.message(f"{job.label}: failed: {outcome.reason}")
+                        failed[job] = outcome.reason
+            progress.update(())
         except BaseException:
             for attempt in running.values():
                 attempt.stop()
@@ -112,3 +109,11 @@ def run_jobs(jobs: Sequence[Job], executor: Executor, watch: Watcher, every: flo
                 attempt.wait()
             raise
     return failed
+
+
+def _ended(running: dict[Job, Attempt]) -> Iterable[tuple[Job, Outcome]]:
+    """Remove the jobs that have ended, and yield each with its outcome."""
+    for job, attempt in list(running.items()):
+        if (outcome := attempt.outcome()) is not None:
+            del running[job]
+            yield job, outcome

@@ -1,4 +1,4 @@
-"""NVIDIA's Multi-Process Service: without it, processes that share a GPU take turns, and sharing gains nothing."""
+"""NVIDIA's Multi-Process Service (MPS). Without it, processes take turns on a GPU, and sharing it gains nothing."""
 
 from __future__ import annotations
 
@@ -27,61 +27,61 @@ def mps_available() -> bool:
 
 
 def portion(runs: int) -> int:
-    """Percent of a GPU's multiprocessors that each of so many runs on it may use.
+    """Percentage of a GPU's multiprocessors that each of `runs` runs may use.
 
-    Where each may use all, every kernel spreads over the whole GPU and the runs get in each other's way. All portions
-    together are twice the GPU, so that there is work for it while some of the runs wait (results/sharing.json).
+    If each run may use all of them, every kernel spreads over the whole GPU and the runs slow each other down. The
+    portions sum to twice the GPU, so that it has work while some runs wait (results/sharing.json).
     """
     return min(100, math.ceil(200 / runs))
 
 
 @contextmanager
 def mps() -> Iterator[dict[str, str]]:
-    """The environment under which processes share GPUs through MPS.
+    """Environment variables with which processes share GPUs through MPS.
 
-    A service of another's that runs already is used and left running. Otherwise there is one for all studies of a user
-    on a machine, also for one that is taken up after it was killed: the first starts it, the last stops it.
+    A service that somebody else started is used and left running. Otherwise all studies of a user on a machine share
+    one service: the first study starts it and the last stops it, also after a study was killed.
     """
-    if _tell("get_server_list", os.environ):
+    if _send("get_server_list", os.environ):
         yield {}
         return
-    place = Path(tempfile.gettempdir()) / f"ffcil-mps-{os.getuid()}"  # a short path: there are sockets in it
+    place = Path(tempfile.gettempdir()) / f"ffcil-mps-{os.getuid()}"  # Paths of sockets must be short.
     place.mkdir(mode=0o700, exist_ok=True)
     if place.stat().st_uid != os.getuid():
-        raise MpsError(f"{place} belongs to somebody else")
+        raise MpsError(f"{place} belongs to another user")
     pipes = place / "pipes"
     own = {PIPES: str(pipes), "CUDA_MPS_LOG_DIRECTORY": str(pipes)}
-    with _held(place) as users:
+    with _shared_lock(place) as users:
         try:
             pipes.mkdir(exist_ok=True)
             _start({**os.environ, **own})
             yield own
         finally:
-            if _alone(users):
-                _tell("quit", {**os.environ, **own})
+            if _is_last(users):
+                _send("quit", {**os.environ, **own})
                 shutil.rmtree(pipes, ignore_errors=True)
 
 
 @contextmanager
 def in_use(environment: Mapping[str, str]) -> Iterator[None]:
-    """For a run under `mps()`, which may outlive its study: while it lasts, no other study stops the service."""
+    """Keep other studies from stopping the service during a run under `mps()`, which may outlive its own study."""
     if PIPES not in environment:
         yield
         return
-    with _held(Path(environment[PIPES]).parent):
+    with _shared_lock(Path(environment[PIPES]).parent):
         yield
 
 
 @contextmanager
-def _held(place: Path) -> Iterator[TextIO]:
-    """A lock that all users of the service share; it goes with the process, however that ends."""
+def _shared_lock(place: Path) -> Iterator[TextIO]:
+    """A lock that all users of the service share. It is released when the process ends, however it ends."""
     with (place / "users").open("a") as users:
         fcntl.flock(users, fcntl.LOCK_SH)
         yield users
 
 
-def _alone(users: TextIO) -> bool:
-    """Whether nobody else holds the lock; nobody can take it from then on, until it is let go."""
+def _is_last(users: TextIO) -> bool:
+    """Whether nobody else holds the lock. If so, nobody can take it until it is released."""
     try:
         fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -90,23 +90,23 @@ def _alone(users: TextIO) -> bool:
 
 
 def _start(environment: Mapping[str, str]) -> None:
-    if _tell("get_server_list", environment):
+    if _send("get_server_list", environment):
         return
     try:
         subprocess.run([CONTROL, "-d"], env=environment, check=True, capture_output=True, text=True, timeout=60)
     except subprocess.CalledProcessError as error:
-        if not _tell("get_server_list", environment):  # another study may have started it just now
+        if not _send("get_server_list", environment):  # Another study may have started it meanwhile.
             raise MpsError((error.stderr or error.stdout).strip() or f"status {error.returncode}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MpsError(str(error)) from error
 
 
-def _tell(command: str, environment: Mapping[str, str]) -> bool:
-    """Whether a service took the command."""
+def _send(command: str, environment: Mapping[str, str]) -> bool:
+    """Send a command to the service. Return whether it accepted the command."""
     try:
-        told = subprocess.run(
+        sent = subprocess.run(
             [CONTROL], input=command + "\n", text=True, env=environment, check=False, capture_output=True, timeout=60
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return told.returncode == 0
+    return sent.returncode == 0

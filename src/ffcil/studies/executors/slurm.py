@@ -1,6 +1,6 @@
 """Runs as SLURM jobs, through submitit.
 
-The study's folder, and the data sets, must be on a file system that every node sees under the same path.
+The study's folder and the data sets must be on a file system that every node sees under the same path.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from ffcil.errors import InputError
 from ffcil.studies.executors.job import Ending, Job, Outcome, attempt
 
 NUMBER = ".slurm"
-"""file of a run's folder: the number of its SLURM job"""
+"""File of a run's folder that holds the number of its SLURM job."""
 QUEUE_SECONDS = 10.0
-"""between two questions to the queue about a job"""
+"""Seconds between two queries of the queue about a job."""
 
 
 class _Requeued:
-    """A job that, when SLURM preempts it or its time is over, is put into the queue again and goes on."""
+    """A job that is requeued and resumed when SLURM preempts it or its time is over."""
 
     def __call__(self, job: Job) -> Outcome:
         return attempt(job)
@@ -36,9 +35,13 @@ class _Requeued:
 
 
 class SlurmExecutor:
-    """SLURM jobs with a core each, and a GPU unless the device is a CPU. `parameters` are submitit's.
+    """Executes jobs as SLURM jobs with one core each, and one GPU each unless the device is a CPU.
 
-    `cluster` "local" runs them as processes instead, for tests of everything but SLURM itself.
+    Args:
+        device: Device of the runs.
+        jobs: Number of jobs in the queue at a time; None for all of them.
+        parameters: Parameters of submitit.
+        cluster: "slurm", or "local" for processes on this machine, which tests use.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class SlurmExecutor:
         except ImportError as error:
             raise InputError("--executor slurm needs the package submitit: pip install 'ffcil[slurm]'.") from error
         if cluster == "slurm" and shutil.which("sbatch") is None:
-            raise InputError("There is no SLURM here (no sbatch on the PATH): go to a login node, or --executor local.")
+            raise InputError("SLURM is not installed here (no sbatch on PATH): use a login node, or --executor local.")
         self.submitit, self.cluster = submitit, cluster
         self.slots = jobs
         gpus = {} if device == "cpu" else {"gpus_per_node": 1}
@@ -58,9 +61,7 @@ class SlurmExecutor:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         pass
 
     def start(self, job: Job) -> _Submitted:
@@ -68,32 +69,32 @@ class SlurmExecutor:
         logs = job.folder / "slurm"
         logs.mkdir(parents=True, exist_ok=True)
         number = job.folder / NUMBER
-        if self.cluster == "slurm" and number.exists() and _in_queue(before := number.read_text()):
-            # a study that was broken off sent it: it is waited for, not sent twice
-            return _Submitted(self.submitit.SlurmJob(logs, before), self.cluster)
-        sent = self._send(job, logs)
-        number.write_text(sent.job_id)
-        return _Submitted(sent, self.cluster)
+        if self.cluster == "slurm" and number.exists() and _in_queue(earlier := number.read_text()):
+            # An interrupted study submitted this job: it is waited for, not submitted again.
+            return _Submitted(self.submitit.SlurmJob(logs, earlier), self.cluster)
+        submitted = self._submit(job, logs)
+        number.write_text(submitted.job_id)
+        return _Submitted(submitted, self.cluster)
 
-    def _send(self, job: Job, logs: Path) -> Any:
-        sender = self.submitit.AutoExecutor(logs, cluster=self.cluster)
+    def _submit(self, job: Job, logs: Path) -> Any:
+        submitter = self.submitit.AutoExecutor(logs, cluster=self.cluster)
         try:
-            sender.update_parameters(**self.parameters)
-            return sender.submit(_Requeued(), job)
+            submitter.update_parameters(**self.parameters)
+            return submitter.submit(_Requeued(), job)
         except (NameError, TypeError) as error:
             raise InputError(
-                f"submitit does not take these --slurm parameters: {str(error).splitlines()[0]}"
+                f"submitit does not accept these --slurm parameters: {str(error).splitlines()[0]}"
             ) from error
         except self.submitit.core.utils.FailedJobError as error:
-            raise InputError(f"SLURM refused a job: {str(error).strip().splitlines()[-1]}") from error
+            raise InputError(f"SLURM rejected a job: {str(error).strip().splitlines()[-1]}") from error
 
 
 class _Submitted:
-    """A job that was sent to SLURM."""
+    """A job that was submitted to SLURM."""
 
     def __init__(self, job: Any, cluster: str) -> None:
         self.job, self.cluster = job, cluster
-        self.asked, self.missed = time.monotonic(), 0
+        self.queried, self.missed = time.monotonic(), 0
 
     def outcome(self) -> Outcome | None:
         if self.job.paths.result_pickle.exists():
@@ -101,34 +102,33 @@ class _Submitted:
         if self._alive():
             return None
         return Outcome(
-            Ending.DIED, f"SLURM job {self.job.job_id} ended without a result; its logs: {self.job.paths.folder}"
+            Ending.CRASHED, f"SLURM job {self.job.job_id} ended without a result; its logs: {self.job.paths.folder}"
         )
 
     def _result(self) -> Outcome:
         if (error := self.job.exception()) is not None:
-            return Outcome(Ending.DIED, str(error).strip().splitlines()[-1])
+            return Outcome(Ending.CRASHED, str(error).strip().splitlines()[-1])
         outcome: Outcome = self.job.result()
         return outcome
 
     def _alive(self) -> bool:
         if self.cluster != "slurm":
             return not self.job.done()
-        if time.monotonic() - self.asked < QUEUE_SECONDS:
+        if time.monotonic() - self.queried < QUEUE_SECONDS:
             return True
-        self.asked = time.monotonic()
+        self.queried = time.monotonic()
         self.missed = 0 if _in_queue(self.job.job_id) else self.missed + 1
-        return self.missed < 2  # its result may take a moment to be seen from here
+        return self.missed < 2  # A result can take a moment to appear on a shared file system.
 
     def stop(self) -> None:
         self.job.cancel(check=False)
 
     def wait(self) -> None:
-        """A cancelled job ends by itself, and its run's lock says when."""
+        """Return at once: a cancelled job ends by itself and releases its run's lock."""
 
 
 def _in_queue(number: str) -> bool:
     """Whether SLURM still has a job: pending, running, or about to be requeued."""
-    asked = subprocess.run(
-        ["squeue", "--noheader", "--jobs", number, "--format", "%T"], capture_output=True, text=True, check=False
-    )
-    return bool(asked.stdout.strip())
+    command = ["squeue", "--noheader", "--jobs", number, "--format", "%T"]
+    queried = subprocess.run(command, capture_output=True, text=True, check=False)
+    return bool(queried.stdout.strip())

@@ -1,0 +1,130 @@
+"""The data sets that ffcil knows: facts about each, preparing one, and checking its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ffcil.data.cache import cache_folder
+from ffcil.data.decoding import UnreadableImages, find_unreadable
+from ffcil.data.overview import without_test_images
+from ffcil.data.own_images import TEST, TRAIN, UNUSED, Listing
+from ffcil.data.sources import SOURCES, Source, find_source, form_of, load_dataset, remedy_for_bad_images
+from ffcil.data.store import BadImage, open_store, verify_store
+from ffcil.errors import InputError
+
+Report = Callable[[str], None]
+"""Receives a line about an image or a file."""
+
+
+def describe_sources(data: Path | None = None) -> list[dict[str, Any]]:
+    """Facts about every data set, and whether its files are in `data` or the data folder."""
+    return [
+        {
+            "name": name,
+            "about": source.about,
+            "origin": source.origin,
+            "licence": source.licence,
+            "gigabytes": source.gigabytes,
+            "classes": source.classes,
+            "train_images": source.counts and source.counts[0],
+            "test_images": source.counts and source.counts[1],
+            "image_size": source.image_size,
+            "found": (problem := source.find(data)) is None,
+            "missing": problem,
+        }
+        for name, source in SOURCES.items()
+    ]
+
+
+def locate_source(name: str, data: Path | None) -> tuple[str, Path | None]:
+    """The name and the path of a data set that is given by its name, or by the path of a user's own images."""
+    path = Path(name).expanduser()
+    if name in SOURCES or not path.exists():
+        if path.suffix in (".parquet", ".csv") or len(path.parts) > 1:
+            raise InputError(f"There is no file or folder {name}: correct the path.")
+        find_source(name)
+        if name == "glyphs" and data is not None:
+            raise InputError("Data set 'glyphs' is drawn, not read from files: leave --data out.")
+        return name, data
+    if data is not None:
+        raise InputError(f"{name} is already a path: leave --data out, or give the name of a data set.")
+    return form_of(path), path
+
+
+def prepare_dataset(
+    name: str, root: Path | None, image_size: int | None, skip_bad: bool
+) -> tuple[dict[str, Any], Sequence[BadImage]]:
+    """Download and decode a data set. Return a summary, and the images that were left out."""
+    source = find_source(name)
+    if skip_bad and source.list_images is None:
+        raise InputError(f"Data set {name!r} has no image files that could be unreadable: leave --skip-bad out.")
+    data = load_dataset(name, root, image_size, skip_bad)
+    size = stored_size(source, image_size)
+    summary: dict[str, Any] = {
+        "name": name,
+        "data": str(root) if root else None,
+        "image_size": image_size or size,
+        "classes": data.train.classes,
+        "train_images": len(data.train),
+        "test_images": len(data.test),
+        "without_test_images": without_test_images(data),
+    }
+    left_out: Sequence[BadImage] = ()
+    if source.list_images is not None:
+        store = cache_folder() / source.list_images(root).key(size)
+        left_out = open_store(store).left_out
+        summary["store"] = str(store)
+    summary["left_out"] = [image.name for image in left_out]
+    return summary, left_out
+
+
+def check_dataset(name: str, root: Path | None, image_size: int | None, report: Report) -> dict[str, Any]:
+    """Find the files of a data set, compare its split with the published one, read every image, verify its store."""
+    source = find_source(name)
+    if problem := source.find(root):
+        raise InputError(problem)
+    found: dict[str, Any] = {"name": name, "data": str(root) if root else None}
+    if source.list_images is None:
+        data = source.load(root, None, False)  # These files have checksums of their own.
+        return {**found, "train_images": len(data.train), "test_images": len(data.test)}
+    remedy = remedy_for_bad_images(name, root, image_size)
+    return {**found, **_check_images(source.list_images(root), stored_size(source, image_size), remedy, report)}
+
+
+def _check_images(listing: Listing, size: int, remedy: str, report: Report) -> dict[str, Any]:
+    """Decode every image, and verify the store if there is one. The store may leave out unreadable images."""
+    if listing.ignored:
+        report(listing.ignored_message())
+    bad = find_unreadable(listing.encoded(), len(listing), listing.decoder(size))
+    store = cache_folder() / listing.key(size)
+    prepared = store.is_dir()
+    if prepared:
+        verify_store(store)
+    left_out = {image.position for image in open_store(store).left_out} if prepared else set()
+    for image in bad:
+        report(f"{image.name}: {image.reason}")
+    if new := [image for image in bad if image.position not in left_out]:
+        raise UnreadableImages(new, remedy)
+    if len(left_out) > len(bad):
+        raise InputError(
+            f"The store {store} leaves out {len(left_out) - len(bad)} image(s) that can be read now: remove the store, "
+            "and the next run writes it again."
+        )
+    used = np.delete(listing.parts[listing.parts != UNUSED], sorted(left_out))
+    return {
+        "train_images": int((used == TRAIN).sum()),
+        "test_images": int((used == TEST).sum()),
+        "images_read": len(listing),
+        "left_out": [image.name for image in bad],
+        "ignored": list(listing.ignored),
+        "prepared": prepared,
+    }
+
+
+def stored_size(source: Source, image_size: int | None) -> int:
+    """Side of the stored images in pixels."""
+    return source.image_size or image_size or source.usual_size

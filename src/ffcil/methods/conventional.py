@@ -1,0 +1,122 @@
+"""`Conventional`: the base of methods that train a network from scratch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ffcil.alignment import row_norms
+from ffcil.losses import ClassCentres, cross_entropy
+from ffcil.methods.learner import Learner, LearnerSettings, MethodConfig
+from ffcil.methods.parts.exemplars import Exemplars
+from ffcil.models.heads import GrowingLinear
+from ffcil.stream import Increment
+
+REHEARSAL = {"linear": "linear head", "nearest-mean": "nearest mean"}
+"""Classifiers of a method with exemplars."""
+
+
+class Conventional(Learner):
+    """One backbone and one growing linear head, trained by cross-entropy over all classes seen.
+
+    With `uses_memory = True` a method also has exemplars: it trains on them, and they give the nearest-mean classifier.
+    """
+
+    def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
+        super().__init__(settings, config)
+        self.backbone = self.build_backbone()
+        width, device = self.backbone.feature_dim, self.engine.device
+        self.head = GrowingLinear(width).to(device)
+        if self.uses_memory:
+            self.centres = ClassCentres(0, width)
+        self.exemplars = Exemplars(settings.memory, width, device)
+
+    # --- what a method may override -------------------------------------------------------------------------------
+
+    def grow(self, increment: Increment) -> None:
+        self.head.grow(increment.seen_now)
+        self.reset_centres(increment)
+
+    def features(self, images: Tensor) -> Tensor:
+        """[B, 3, H, W] -> [B, D]; only the backbone runs in reduced precision."""
+        return self.through(self.backbone, images)
+
+    def loss(self, images: Tensor, targets: Tensor) -> Tensor:
+        features = self.features(images)
+        return self.classification_loss(features, cross_entropy(self.head(features), targets), targets)
+
+    def deployed(self) -> Iterable[nn.Module]:
+        return [self.backbone, self.head]
+
+    def finish(self, increment: Increment) -> dict[str, Any]:
+        notes = self.align_head(increment)
+        return {**notes, **self.update_exemplars(increment)} if self.uses_memory else notes
+
+    # --- what all of them have ------------------------------------------------------------------------------------
+
+    def through(self, network: nn.Module, images: Tensor) -> Tensor:
+        """Apply a network in the engine's precision; its features are float32."""
+        with self.engine.autocast():
+            features: Tensor = network(images)
+        return features.float()
+
+    def reset_centres(self, increment: Increment) -> None:
+        """Start new centres for the centre loss, because the training of a step moves all features."""
+        if self.settings.framework.centre_weight:
+            self.centres = ClassCentres(increment.seen_now, self.head.weight.shape[1]).to(self.engine.device)
+
+    def classification_loss(self, features: Tensor, per_sample: Tensor, targets: Tensor) -> Tensor:
+        """Reduce the per-sample loss [B], and add the centre loss."""
+        return self.reduce(per_sample, targets) + self.centre_loss(features, targets)
+
+    def centre_loss(self, features: Tensor, targets: Tensor) -> Tensor | float:
+        """Centre loss of a batch, paper eq. (8), for the nearest-mean classifier; 0 if it is off."""
+        if weight := self.settings.framework.centre_weight:
+            distances: Tensor = self.centres(features, targets)
+            return weight * distances.mean()
+        return 0.0
+
+    def scores(self, features: Tensor) -> dict[str, Tensor]:
+        """Scores [B, classes], by classifier."""
+        scores = {"linear": self.head(features)}
+        return {**scores, "nearest-mean": self.exemplars.nearest_mean(features)} if self.uses_memory else scores
+
+    def logits(self, images: Tensor) -> dict[str, Tensor]:
+        return self.scores(self.features(images))
+
+    def align_head(self, increment: Increment) -> dict[str, Any]:
+        before = row_norms(self.head.weight, increment.seen_before) if increment.seen_before else None
+        done = self.settings.framework.align(self.head.weight, increment)
+        return {"row_norms": before, "alignment": asdict(done) if done else None}
+
+    def update_exemplars(self, increment: Increment) -> dict[str, Any]:
+        """Choose exemplars of the new classes and compute all class means, in one pass over old and new images."""
+        new_rows, old_rows = increment.rows_by_class(), self.exemplars.by_class
+        groups = [*old_rows, *new_rows]
+        rows = torch.cat([group.to(self.engine.device) for group in groups])
+        features = torch.cat(list(self.over(increment.train.images, rows, self.features)))
+        by_class = features.split([len(group) for group in groups])
+        self.exemplars.choose(new_rows, by_class[len(old_rows) :])
+        self.exemplars.update_means(groups, by_class)
+        return {"memory": len(self.exemplars)}
+
+    def training_rows(self, increment: Increment) -> Tensor:
+        return torch.cat([increment.rows, self.exemplars.rows().to(increment.rows.device)])
+
+    def kept_rows(self) -> Tensor:
+        return self.exemplars.rows()
+
+    def renumber(self, position: Tensor) -> None:
+        self.exemplars.renumber(position)
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), **self.exemplars.state()} if self.uses_memory else super().state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        if self.uses_memory:
+            self.exemplars.restore(state)

@@ -1,0 +1,49 @@
+"""Parts of methods that tune the ViT by adapters."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor, nn
+
+from ffcil.methods.learner import MethodConfig
+from ffcil.models.tuners import Adapters
+
+
+class AdapterConfig(MethodConfig):
+    """Fields of a method that tunes the ViT by adapters."""
+
+    rank: PositiveInt = 64
+    """Rank of the adapters."""
+
+
+class StepAdapters(nn.Module):
+    """One set of adapters per step. Those of earlier steps are frozen."""
+
+    def __init__(self, newest: Adapters) -> None:
+        super().__init__()
+        self.newest = newest
+        """Adapters of the newest step. Only this object is ever trained, so that the network is compiled once."""
+        self.kept = nn.ModuleList()
+        """Frozen copies of the adapters of every earlier step."""
+
+    def keep_newest(self) -> None:
+        """Store a frozen copy of the newest adapters. Call it before a new step changes them."""
+        self.kept.append(copy.deepcopy(self.newest).requires_grad_(False).eval())
+
+    def __iter__(self) -> Iterator[Adapters]:
+        """The adapters of every step, the newest last."""
+        return iter([*cast(list[Adapters], list(self.kept)), self.newest])
+
+
+def step_of(classes: Tensor, boundaries: Sequence[int]) -> Tensor:
+    """The step, counted from 0, at which each of `classes` arrived.
+
+    Args:
+        boundaries: Number of classes seen after each step.
+    """
+    return torch.bucketize(classes, torch.tensor(boundaries, device=classes.device), right=True)

@@ -1,0 +1,92 @@
+"""The registered methods: finding them by name, loading them from files, and building learners."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from ffcil.config.settings import RunConfig, validate
+from ffcil.data.augment import Augmentation
+from ffcil.errors import InputError, unknown
+from ffcil.methods.framework import Framework
+from ffcil.methods.learner import Learner, LearnerSettings
+from ffcil.models.resnet import BACKBONES
+from ffcil.training.engine import Engine
+from ffcil.training.seeds import derive_seed
+
+METHODS: dict[str, type[Learner]] = {}
+Class = TypeVar("Class", bound=type[Learner])
+
+
+def register(name: str) -> Callable[[Class], Class]:
+    """`@register("icarl")` makes a learner available to recipes and the command line under that name."""
+
+    def add(learner: Class) -> Class:
+        if name in METHODS:
+            known, new = METHODS[name].__name__, learner.__name__
+            raise InputError(f"Two methods are called {name!r}, {known} and {new}: register one under another name.")
+        METHODS[name] = learner
+        return learner
+
+    return add
+
+
+def find_method(name: str) -> type[Learner]:
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    return METHODS[name]
+
+
+def load_methods(path: str) -> None:
+    """Run a Python file that registers methods."""
+    if not Path(path).is_file():
+        raise InputError(f"There is no file {path!r} to import methods from: name a Python file with @register in it.")
+    before = set(METHODS)
+    runpy.run_path(path)
+    if set(METHODS) == before:
+        raise InputError(f'{path} registers no method: decorate its learner with @register("name").')
+
+
+def complete(config: RunConfig) -> RunConfig:
+    """Check the method's own fields of a configuration and add their defaults."""
+    method = find_method(config.method)
+    if method.pretrained and config.backbone in BACKBONES:
+        raise InputError(
+            f"Method {config.method!r} needs a pre-trained ViT, not {config.backbone!r}: use a recipe that has one, "
+            "such as cifar100-vit, or set backbone and weights."
+        )
+    if config.centre_weight and not method.uses_memory:
+        raise InputError(f"centre_weight is not supported by {config.method!r}, which has no exemplars: leave it at 0.")
+    if not method.pretrained and config.backbone not in BACKBONES:
+        raise unknown("backbone", config.backbone, BACKBONES)
+    for option in config.options:
+        if option not in method.Config.model_fields:
+            known = [f"options.{name}" for name in method.Config.model_fields]
+            if not known:
+                raise InputError(f"Method {config.method!r} has no fields of its own: remove options.{option}.")
+            raise unknown(f"field of method {config.method}", f"options.{option}", known)
+    options = validate(method.Config, config.options).model_dump(mode="json")
+    return config.model_copy(update={"options": options})
+
+
+def build_learner(config: RunConfig, augmentation: Augmentation, engine: Engine) -> Learner:
+    """Build the learner of a configuration on the engine's device."""
+    config = complete(config)
+    method = find_method(config.method)
+    settings = LearnerSettings(
+        backbone=config.backbone,
+        weights=config.weights,
+        memory=config.memory,
+        train=config.train.scaled(),
+        framework=Framework.resolve(config, method.own_alignment, method.pretrained),
+        augmentation=augmentation,
+        engine=engine,
+        seed=config.train_seed,
+        evaluate_batch=config.evaluate_batch,
+    )
+    torch.manual_seed(derive_seed(config.train_seed, 0, "initialisation"))
+    return method(settings, method.Config.model_validate(config.options))

@@ -1,0 +1,104 @@
+"""Everything that is stored about a run, as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ffcil.errors import InputError
+from ffcil.metrics import CountTable
+from ffcil.runs.counts import Counts
+
+Fields = dict[str, Any]
+CONFIG_FIELDS = ("dataset", "method", "robust", "class_seed", "arrival_seed", "train_seed")
+
+
+@dataclass(frozen=True, eq=False)
+class StoredRun:
+    """One run as its folder or its published file stores it."""
+
+    folder: Path
+    """Folder of the run. For a published run: its file without the suffix."""
+    config: Fields
+    arrivals: Fields
+    records: list[Fields]
+    """Records of the finished steps, in order."""
+    summary: Fields | None
+    """Results of a finished run, else None."""
+    environment: Fields
+    tables: dict[str, CountTable]
+    """Confusion counts of each classifier after each finished step; empty before the first step is finished."""
+    finished: bool
+    data: Fields
+    """Fingerprint of the images; empty if it was not stored."""
+    method_facts: Fields
+    """`own_alignment` and `framework` (reduction, alignment, ha) of the method, and more in new runs."""
+
+
+def derive_method(config: Fields, records: Sequence[Fields], summary: Fields | None) -> Fields:
+    """The method's part of a run of an earlier version, which did not write it.
+
+    `robust` turned on DIWA or HA, whichever the method has, and only the records tell which: a method that trains HA
+    records its loss; a method with a linear head, which DIWA aligns, records the norms of its rows.
+    """
+    robust, ha = bool(config["robust"]), config.get("ha", {})
+    reduction, alignment, use_ha = config.get("reduction", "auto"), config.get("alignment", "auto"), ha.get("use")
+    own_alignment = (summary or {}).get("own_alignment")
+    recorded = {name for record in records for name in record}
+    if use_ha is None:
+        use_ha = robust and "ha_loss" in recorded
+    if reduction == "auto":
+        reduction = "class_wise_mean" if robust else "mean"
+    if alignment == "auto":
+        has_no_head = ha.get("use") is False and "row_norms" not in recorded
+        if robust and not use_ha and not has_no_head:
+            alignment = "diwa"
+        else:
+            alignment = own_alignment = own_alignment or _recorded_alignment(records)
+    framework = {"reduction": reduction, "alignment": alignment, "ha": use_ha}
+    return {"own_alignment": own_alignment, "framework": framework}
+
+
+def _recorded_alignment(records: Sequence[Fields]) -> str:
+    done = records[-1].get("alignment") if records else None
+    return "none" if done is None else "wa" if done["eta"] == 1 else "diwa"
+
+
+def check_fields(value: Any, where: object, needed: Sequence[str] = ()) -> Fields:
+    """Check that a value is a JSON object with the fields that a reader needs."""
+    remedy = "remove it and start the run again"
+    if not isinstance(value, dict):
+        raise InputError(f"{where} is damaged (it is not a JSON object): {remedy}.")
+    for name in needed:
+        if name not in value:
+            raise InputError(f"{where} is damaged (it has no field {name!r}): {remedy}.")
+    return value
+
+
+def check_sizes(arrivals: Mapping[str, Any], where: object) -> tuple[int, ...]:
+    """The sizes of a schedule."""
+    sizes = arrivals["sizes"]
+    if not isinstance(sizes, list) or not all(isinstance(size, int) for size in sizes):
+        raise InputError(f"{where} is damaged (it has no list of sizes): remove it and start the run again.")
+    return tuple(sizes)
+
+
+def check_record(record: Any, step: int, where: object) -> Fields:
+    """Check that a value is the record of a step."""
+    if not isinstance(record, dict) or record.get("step") != step or not record.get("accuracy"):
+        raise InputError(f"{where} is not the record of step {step}: remove the run and start it again.")
+    return record
+
+
+def count_tables(sizes: Sequence[int], steps: Sequence[Counts], where: object) -> dict[str, CountTable]:
+    """One table per classifier, from the counts of all finished steps."""
+    names = list(steps[0]) if steps else []
+    for t, step in enumerate(steps, start=1):
+        if set(step) != set(names):
+            raise InputError(f"{where}: step {t} counts {sorted(step)}, step 1 counts {sorted(names)}.")
+    try:
+        return {name: CountTable(tuple(sizes), tuple(step[name] for step in steps)) for name in names}
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None

@@ -1,0 +1,96 @@
+"""`Plan`: a study with its jobs and its folder, and the listing of a dry run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from ffcil.runs.state import read_state
+from ffcil.studies.estimate import RuntimeHistory, in_words
+from ffcil.studies.executors.job import Job
+from ffcil.studies.executors.loop import Executor
+from ffcil.studies.study import Study, jobs_of, missing_data
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A study, the jobs that it resolves to, and the folder that they are written to."""
+
+    study: Study
+    jobs: Sequence[Job]
+    out: Path
+
+    @classmethod
+    def make(cls, study: Study, out: Path, device: str | None = None, logs: Sequence[str] = ()) -> Plan:
+        """Resolve the jobs of a study. Nothing is written."""
+        return cls(study, jobs_of(study, out, device=device, logs=logs), out)
+
+    @property
+    def queued(self) -> list[Job]:
+        """Jobs that are not done."""
+        return [job for job in self.jobs if not job.done]
+
+    def outline(self, executor: Executor) -> str:
+        """`12 runs in out/runs, 9 queued, 2 at a time`"""
+        queued = len(self.queued)
+        parallel = f", {min(executor.slots, queued)} at a time" if executor.slots and queued else ""
+        return f"{len(self.jobs)} runs in {self.out}/runs, {queued} queued{parallel}"
+
+
+def default_out(recipe: str, datasets: Sequence[str]) -> Path:
+    """`studies/NAME`, or the folder of `study.yaml` if that file belongs to a study that was started before."""
+    path = Path(recipe)
+    if path.name == "study.yaml" and (path.parent / "runs").is_dir():
+        return path.parent
+    return Path("studies") / "-".join([path.stem if path.suffix else recipe, *(Path(name).stem for name in datasets)])
+
+
+def print_plan(plan: Plan, executor: Executor) -> None:
+    """Print the runs, their state, and the time that they may take according to earlier runs."""
+    device = plan.jobs[0].device or ("cuda" if torch.cuda.is_available() else "cpu")
+    history = RuntimeHistory([plan.out, Path("runs"), Path("studies")], on_gpu=device != "cpu")
+    console = Console()
+    if not console.is_terminal:
+        console.width = 10_000  # A file has room for every column.
+    console.print(_table(plan, history))
+    lines = [plan.outline(executor), *_time_needed(plan, history, executor)]
+    lines += [f"missing: {problem}" for problem in missing_data(plan.jobs)]
+    console.out("\n".join(lines), highlight=False)
+
+
+def _table(plan: Plan, history: RuntimeHistory) -> Table:
+    folder = Column("folder", overflow="fold")
+    title, caption = Text(plan.study.title), Text(plan.study.about)
+    table = Table("run", folder, "state", "time", title=title, caption=caption, box=None)
+    for job in plan.jobs:
+        state, seconds = read_state(job.folder), history.estimate(job.config)
+        progress = f"{len(state.records)} of {len(state.sizes)} steps" if state.sizes else "queued"
+        time = in_words(seconds) if seconds else "?"
+        row = ("done", "") if state.done else (progress, time)
+        table.add_row(Text(job.label), job.folder.name, *row)
+    return table
+
+
+def _time_needed(plan: Plan, history: RuntimeHistory, executor: Executor) -> list[str]:
+    """Sentences on the time that the queued runs need, and on those whose time is not known."""
+    left, unknown = 0.0, list[str]()
+    for job in plan.queued:
+        seconds = history.estimate(job.config)
+        if seconds is None:
+            unknown.append(f"{job.config.method} on {job.recipe}")
+        else:
+            left += max(0.0, seconds - read_state(job.folder).seconds)
+    lines = []
+    if left:
+        parallel = min(executor.slots or 1, len(plan.queued))
+        lines.append(f"about {in_words(left / parallel)} ({in_words(left)} one after another)")
+    if unknown:
+        kinds = ", ".join(dict.fromkeys(unknown))
+        lines.append(f"no earlier runs to estimate the time of {len(unknown)} runs: {kinds}")
+    return lines

@@ -1,0 +1,160 @@
+"""Sources of training batches: augmented images of a store, and stored or drawn features.
+
+All random choices of an epoch (the order, the crops) are made before it, by a generator whose seed depends on the seed
+of the fit and the epoch only. So a run can resume at any epoch without saved generator states, and the choices are the
+same with and without a captured graph, on a CPU and on a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ffcil.data.augment import Augmentation, Draws
+from ffcil.data.image_set import ImageSet
+from ffcil.data.ragged import image_sizes
+
+
+class Batches(Protocol):
+    """The batches of one epoch after another."""
+
+    count: int
+    """Number of batches of an epoch."""
+    samples: int
+    """Number of samples of an epoch."""
+    same_shape: bool
+    """Whether all batches have the same shape, as a captured graph needs it."""
+
+    def start_epoch(self, seed: int) -> None:
+        """Make the random choices of the next epoch."""
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        """Return the inputs and the targets of the next batch. It never synchronises with the device."""
+
+
+class Source(Protocol):
+    """Training data, from which batches can be made."""
+
+    def __len__(self) -> int: ...
+    def batches(self, device: torch.device) -> Batches: ...
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """Augmented images of a store."""
+
+    images: ImageSet
+    rows: Tensor
+    """Rows of the training images in the store, int64."""
+    augmentation: Augmentation
+    batch: int
+    """Images per batch."""
+    views: int = 1
+    """Independent augmentations of every image of a batch; a batch is then [view 1; view 2; ...]."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batches(self, device: torch.device) -> Batches:
+        return _ImageBatches(self, device)
+
+
+class _ImageBatches:
+    """The random choices of an epoch as tensors [batches, batch, ...] on the device, refilled before each epoch."""
+
+    same_shape = True
+
+    def __init__(self, source: ImageSource, device: torch.device) -> None:
+        self.source = source
+        self.rows, self.sizes = source.rows.cpu(), image_sizes(source.images.images).cpu()
+        self.count = math.ceil(len(source.rows) / source.batch)
+        self.samples = self.count * source.batch
+        self.position = torch.zeros(1, dtype=torch.int64, device=device)
+        order = self._order(torch.Generator())
+        self.order = order.to(device)
+        self.draws = Draws(*(values.to(device) for values in self._augmentations(order, torch.Generator())))
+
+    def _order(self, generator: torch.Generator) -> Tensor:
+        """Shuffle the rows. The last batch is filled up by drawing again, never left short."""
+        have = len(self.rows)
+        shuffles = [torch.randperm(have, generator=generator) for _ in range(math.ceil(self.samples / have))]
+        return self.rows[torch.cat(shuffles)[: self.samples]].view(self.count, -1)
+
+    def _augmentations(self, order: Tensor, generator: torch.Generator) -> Draws:
+        """Draw the augmentation of every view of every image of an epoch."""
+        views, in_batch = self.source.views, self.source.views * self.source.batch
+        sizes = self.sizes[order.repeat(1, views).view(-1)]
+        drawn = self.source.augmentation.draw(self.count * in_batch, generator, sizes)
+        return Draws(*(values.view(self.count, in_batch, *values.shape[1:]) for values in drawn))
+
+    def start_epoch(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        order = self._order(generator)
+        self.order.copy_(order)
+        for buffer, values in zip(self.draws, self._augmentations(order, generator), strict=True):
+            buffer.copy_(values)
+        self.position.zero_()
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        # the position is a tensor, so that a captured graph moves on by itself
+        rows = self.order.index_select(0, self.position)[0].repeat(self.source.views)
+        draws = Draws(*(values.index_select(0, self.position)[0] for values in self.draws))
+        self.position += 1
+        store = self.source.images
+        return self.source.augmentation.train(store.images, rows, draws), store.labels[rows]
+
+
+@dataclass(frozen=True)
+class FeatureSource:
+    """Features that are drawn again before every epoch."""
+
+    draw: Callable[[], tuple[Tensor, Tensor]]
+    """Returns the features [N, D] and the targets [N] of an epoch; N is the same in every epoch."""
+    size: int
+    """N, the number of features of an epoch."""
+    batch: int
+    """Features per batch; the last batch is shorter if N is not a multiple of it."""
+    generator: torch.Generator
+    """Shuffles the features; on the device of the features. It is used by `draw`, too."""
+
+    def __len__(self) -> int:
+        return self.size
+
+    def batches(self, device: torch.device) -> Batches:
+        return _FeatureBatches(self, device)
+
+
+class _FeatureBatches:
+    def __init__(self, source: FeatureSource, device: torch.device) -> None:
+        self.source, self.device = source, device
+        self.samples, self.count = source.size, math.ceil(source.size / source.batch)
+        self.same_shape = source.size % source.batch == 0
+        self.position = torch.zeros(1, dtype=torch.int64, device=device)
+        self.number = 0
+        self.order = torch.empty(source.size, dtype=torch.int64, device=device)
+        self.features = self.targets = torch.empty(0)
+
+    def start_epoch(self, seed: int) -> None:
+        features, targets = self.source.draw()
+        if len(self.features):  # in place: a captured graph reads them where they are
+            self.features.copy_(features)
+            self.targets.copy_(targets)
+        else:
+            self.features, self.targets = features.clone(), targets.clone()
+        self.order.copy_(torch.randperm(self.samples, generator=self.source.generator, device=self.device))
+        self.position.zero_()
+        self.number = 0
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        if self.same_shape:
+            rows = self.order.view(self.count, -1).index_select(0, self.position)[0]
+            self.position += 1
+        else:
+            rows = self.order[self.number * self.source.batch : (self.number + 1) * self.source.batch]
+            self.number += 1
+        return self.features[rows], self.targets[rows]

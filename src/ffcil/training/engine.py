@@ -1,0 +1,159 @@
+"""`Engine`: the device, the precision and the compilation that training runs with."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from lightning_fabric import Fabric
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+from torch import nn
+
+from ffcil.config.settings import TrainSettings
+from ffcil.errors import InputError
+
+Value = TypeVar("Value")
+
+LANES = 4
+"""Number of side streams."""
+WARM_UP_STEPS = 3
+"""Training steps before a capture, in which cuDNN and the allocator settle."""
+logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # otherwise it logs every requested precision
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Device, precision, CUDA graphs and compilation of a training."""
+
+    fabric: Fabric
+    precision: str
+    graph: bool
+    compile: bool
+
+    @classmethod
+    def create(cls, device: str, settings: TrainSettings) -> Engine:
+        """Create an engine for cpu or cuda[:n]. On a CPU, results are bit-equal for a given number of threads."""
+        if not (match := re.fullmatch(r"(cpu)|(cuda)(?::(\d+))?", device)):
+            raise InputError(f"Unknown device {device!r}: choose cpu or cuda.")
+        on_gpu, number = match[2] is not None, int(match[3] or 0)
+        if on_gpu and not torch.cuda.is_available():
+            raise InputError("Device 'cuda' is not available: run with --device cpu, or see `ffcil doctor`.")
+        if on_gpu and number >= torch.cuda.device_count():
+            raise InputError(f"Device {device!r} is not available: {torch.cuda.device_count()} CUDA device(s) found.")
+        precision = settings.precision
+        if precision == "auto":
+            precision = "bfloat16" if on_gpu else "float32"
+        if precision == "bfloat16" and not on_gpu:
+            raise InputError("train.precision=bfloat16 needs a GPU: set it to auto, or run with --device cuda.")
+        fabric = Fabric(
+            accelerator="cuda" if on_gpu else "cpu",
+            devices=[number] if on_gpu else 1,
+            precision="bf16-mixed" if precision == "bfloat16" else "32-true",
+            plugins=LightningEnvironment(),  # one process, even inside a SLURM job with several tasks
+        )
+        if on_gpu:
+            torch.cuda.set_device(fabric.device)  # streams and graphs are created on the current device
+        return cls(fabric, precision, graph=on_gpu and settings.graph, compile=on_gpu and settings.compile)
+
+    @property
+    def device(self) -> torch.device:
+        return self.fabric.device
+
+    def place(self, module: nn.Module) -> None:
+        """Move a module to the device in its fastest memory layout, and compile it if compilation is on."""
+        channels_last = torch.channels_last if self.device.type == "cuda" else torch.preserve_format
+        module.to(self.device, memory_format=channels_last)  # type: ignore[call-overload]
+        if self.compile:
+            module.compile(dynamic=False)
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """Set torch's switches for training (deterministic on a CPU, fast on a GPU), and restore them afterwards."""
+        guard, cudnn = torch.utils.deterministic, torch.backends.cudnn
+        before = (torch.are_deterministic_algorithms_enabled(), guard.fill_uninitialized_memory, cudnn.benchmark)  # type: ignore[attr-defined]
+        on_gpu = self.device.type == "cuda"
+        try:
+            torch.use_deterministic_algorithms(before[0] or not on_gpu)
+            guard.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time and is not needed
+            cudnn.benchmark = on_gpu and not cudnn.deterministic
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0])
+            guard.fill_uninitialized_memory = before[1]  # type: ignore[attr-defined]
+            cudnn.benchmark = before[2]
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return self.fabric.autocast()
+
+    def captured(self, step: Callable[[], None]) -> Callable[[], None]:
+        """Return `step` as one CUDA graph that is captured after a few calls and then replayed; without CUDA graphs,
+        return `step` itself. A step that is captured reads and writes tensors in place and never synchronises."""
+        return _Captured(step, self.device) if self.graph else step
+
+    def aside(self, compute: Callable[[], Value], lane: int = 0) -> Callable[[], Value]:
+        """Start `compute`, which must not need gradients, in parallel; the returned function waits for its result.
+
+        On a GPU it runs on a side stream, also inside a captured graph. Computations in different lanes run in
+        parallel; lane numbers wrap around at `LANES`. On a CPU it runs immediately.
+        """
+        if self.device.type != "cuda":
+            value = compute()
+            return lambda: value
+        main, side = torch.cuda.current_stream(), _side_stream(self.device, lane % LANES)
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            value = compute()
+
+        def join() -> Value:
+            torch.cuda.current_stream().wait_stream(side)
+            return value
+
+        return join
+
+
+_streams: dict[tuple[torch.device, int], torch.cuda.Stream] = {}
+
+
+def _side_stream(device: torch.device, lane: int) -> torch.cuda.Stream:
+    return _streams.setdefault((device, lane), torch.cuda.Stream(device))
+
+
+@contextmanager
+def evaluating(*modules: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients, and without compiling for batch sizes that only evaluation has."""
+    before = [module.training for module in modules]
+    for module in modules:
+        module.eval()
+    try:
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        for module, training in zip(modules, before, strict=True):
+            module.train(training)
+
+
+class _Captured:
+    """A training step as one CUDA graph. Its first calls run eagerly; the next one is captured and then replayed."""
+
+    def __init__(self, step: Callable[[], None], device: torch.device) -> None:
+        self.step, self.calls = step, 0
+        self.graph = torch.cuda.CUDAGraph()
+        self.stream = torch.cuda.Stream(device)
+
+    def __call__(self) -> None:
+        if self.calls < WARM_UP_STEPS:
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                self.step()
+            torch.cuda.current_stream().wait_stream(self.stream)
+        else:
+            if self.calls == WARM_UP_STEPS:
+                with torch.cuda.graph(self.graph):
+                    self.step()
+            self.graph.replay()
+        self.calls += 1

@@ -1,0 +1,63 @@
+"""`Listener`: the one protocol by which training, runs and classifiers report their progress."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass
+class FitProgress:
+    """Progress of a fit. Together with the parameters it is all that resuming the fit needs."""
+
+    epoch: int = 0
+    """Number of finished epochs."""
+    seconds: float = 0.0
+    """Training time so far."""
+    images: int = 0
+    """Number of training images processed so far, repetitions included."""
+    loss: float = math.nan
+    """Mean loss of the last epoch."""
+    momentum: Sequence[Tensor] = ()
+    """Momentum buffers of the optimiser, in the order of the trained parameters."""
+
+    @property
+    def images_per_second(self) -> float:
+        """Training speed so far; 0 if nothing was trained."""
+        return self.images / self.seconds if self.seconds else 0.0
+
+
+class Listener:
+    """Receives the progress of a run. This one ignores everything: subclass it and override what you need."""
+
+    def started(self, folder: str, steps: int, finished: int, epoch: int) -> None: ...
+    def step_started(self, step: int, new: int, seen: int, epochs: int) -> None: ...
+    def images_done(self, done: int, total: int) -> None: ...
+    def epoch_done(self, progress: FitProgress) -> None: ...
+    def step_done(self, record: Mapping[str, Any]) -> None: ...
+    def finished(self) -> None: ...
+
+
+_listener: ContextVar[Listener] = ContextVar("listener")
+
+
+@contextmanager
+def reporting_to(listener: Listener) -> Iterator[None]:
+    """Inside the block, `report_images` reaches `listener`."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def report_images(done: int, total: int) -> None:
+    """Report how many images of an epoch, or of a feature extraction, are processed."""
+    if listener := _listener.get(None):
+        listener.images_done(done, total)
