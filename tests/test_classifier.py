@@ -260,7 +260,7 @@ def test_bad_input() -> None:
         classifier.predict([torch.zeros(3, 8, 8), 3])  # type: ignore[list-item]
     with pytest.raises(InputError, match="'colour 2' is not known"):
         classifier.test(images)
-    with pytest.raises(InputError, match=r"as a list, also where there is one"):
+    with pytest.raises(InputError, match=r"must be given as a list"):
         classifier.predict("a.png")
     with pytest.raises(InputError, match="top is 0"):
         classifier.predict([torch.zeros(3, 8, 8)], top=0)
