@@ -269,12 +269,12 @@ def test_a_command_names_the_package_that_it_lacks(ffcil: Command, monkeypatch: 
         (["run", "glyphs", "--set", "dataset=gliphs"], "Unknown data set 'gliphs': did you mean 'glyphs'?"),
         (["run", "glyphs", "--set", "robst=true"], "Unknown field 'robst': did you mean 'robust'?"),
         (["run", "glyphs", "--set", "arrivals.sizes=[1,200]"], "but the data set has 100"),
-        (["run", "glyphs", "--set", "arrivals.largest=3"], "would"),
+        (["run", "glyphs", "--set", "arrivals.largest=3"], "do not fit in 10 steps"),
         (["run", "glyphs", "--set", "train.batch=none"], "Bad value for train.batch"),
-        (["run", "glyphs", "--set", "dataset=folder"], "name with --data a folder"),
+        (["run", "glyphs", "--set", "dataset=folder"], "give with --data a folder"),
         (["run", "glyphs", "--device", "tpu"], "Unknown device 'tpu': choose cpu or cuda."),
         (["run", "glyphs", "--set", "options.temprature=1"], "did you mean 'options.temperature'?"),
-        (["arrivals", "--classes", "100", "--steps", "10", "--largest", "9"], "would"),
+        (["arrivals", "--classes", "100", "--steps", "10", "--largest", "9"], "do not fit in 10 steps"),
         (["arrivals", "--alpha", "0"], "Alpha"),
         (["arrivals", "--kind", "fre-flow"], "did you mean 'free-flow'?"),
         (["arrivals", "--order", "random"], "random"),
@@ -324,7 +324,7 @@ def test_a_device_that_does_not_exist(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
-    assert "Device 'cuda' is not there: run with --device cpu" in done.stderr
+    assert "Device 'cuda' is not available: run with --device cpu" in done.stderr
 
 
 def test_an_unreadable_image_is_named(ffcil: Command, tmp_path: Path) -> None:
