@@ -85,19 +85,17 @@ def predict(
         raise InputError(f"There is no folder {out.absolute().parent} for {out.name}: create it, or choose another.")
     with _loaded(model, assignments, device, imports) as classifier:
         guesses = classifier.predict(files, top, skip_bad)
-    rows = [
-        {"image": readable(path), "rank": rank, "class": guess.name, "score": guess.score}
-        for path, of_image in zip(files, guesses, strict=True)
-        for rank, guess in enumerate(of_image, 1)
-    ]
+    rows = []
+    for image, ranked in zip(map(readable, files), guesses, strict=True):
+        if not ranked:
+            print(f"ffcil: {image} cannot be read and is skipped.", file=sys.stderr)
+        for rank, guess in enumerate(ranked, 1):
+            rows.append({"image": image, "rank": rank, "class": guess.name, "score": guess.score})
     if out:
         with out.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, ["image", "rank", "class", "score"])
             writer.writeheader()
             writer.writerows(rows)
-    for path, of_image in zip(files, guesses, strict=True):
-        if not of_image:
-            print(f"ffcil: {readable(path)} cannot be read and is skipped.", file=sys.stderr)
     if as_json:
         print_json(rows)
     elif out is None:

@@ -33,7 +33,9 @@ def study(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs, estimate their time, and stop.")] = False,
 ) -> None:
     """Run a grid of methods, settings and seeds. The same command resumes an interrupted study."""
-    at_a_time, seed_list, slurm_parameters = _parse_jobs(jobs), _parse_seeds(seeds), _parse_pairs(slurm)
+    at_a_time, numbers, slurm_parameters = _parse_jobs(jobs), _parse_seeds(seeds), _parse_pairs(slurm)
+    recipes, names = listed(dataset), listed(methods)
+    changes, paths = assignments or [], data or []
     from ffcil.runs.loggers import check_logs
     from ffcil.studies.execution import make_executor, run_study
     from ffcil.studies.plan import Plan, default_out, print_plan
@@ -44,18 +46,10 @@ def study(
     # Absolute paths without duplicates: a continued study may already list a file that is given again.
     files = list(dict.fromkeys((*grid.imports, *map(os.path.abspath, imports or []))))
     import_methods(files)
-    grid = narrow(
-        grid,
-        datasets=listed(dataset),
-        methods=listed(methods),
-        seeds=seed_list,
-        assignments=assignments or [],
-        data=data or [],
-        imports=files,
-    )
+    grid = narrow(grid, datasets=recipes, methods=names, seeds=numbers, assignments=changes, data=paths, imports=files)
     if grid.alone and at_a_time not in (None, 1):
         raise InputError("This study measures time, so its runs are executed one after another: leave --jobs out.")
-    plan = Plan.make(grid, out or default_out(recipe, listed(dataset)), device, listed(logs))
+    plan = Plan.make(grid, out or default_out(recipe, recipes), device, listed(logs))
     slots, queued = 1 if grid.alone else at_a_time, len(plan.queued)
     chosen = make_executor(executor, device, slots, per_gpu, address, slurm_parameters, queued)
     if dry_run:

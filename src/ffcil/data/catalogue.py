@@ -14,28 +14,21 @@ from ffcil.data.sources import SOURCES, Source, find_source, form_of, load_datas
 from ffcil.data.store import BadImage, open_store, verify_store
 from ffcil.errors import InputError
 
+FACTS = ("about", "origin", "licence", "gigabytes", "classes", "image_size")
 Report = Callable[[str], None]
 """Function that receives a line about an image or a file."""
 
 
 def describe_sources(data: Path | None = None) -> list[dict[str, Any]]:
     """Facts about every data set, and whether its files are in `data` or the data folder."""
-    return [
-        {
-            "name": name,
-            "about": source.about,
-            "origin": source.origin,
-            "licence": source.licence,
-            "gigabytes": source.gigabytes,
-            "classes": source.classes,
-            "train_images": source.counts and source.counts[0],
-            "test_images": source.counts and source.counts[1],
-            "image_size": source.image_size,
-            "found": (problem := source.find(data)) is None,
-            "missing": problem,
-        }
-        for name, source in SOURCES.items()
-    ]
+    rows = []
+    for name, source in SOURCES.items():
+        facts = {fact: getattr(source, fact) for fact in FACTS}
+        train, test = source.counts or (None, None)
+        problem = source.find(data)
+        counts = {"train_images": train, "test_images": test}
+        rows.append({"name": name, **facts, **counts, "found": problem is None, "missing": problem})
+    return rows
 
 
 def locate_source(name: str, data: Path | None) -> tuple[str, Path | None]:

@@ -223,12 +223,10 @@ class Cell:
             raise InputError(f"{' '.join(self.words)}: {error}") from error
 
 
-def _nested(field: str, value: Any) -> Fields:
-    *parents, leaf = field.split(".")
-    nested = {leaf: value}
-    for parent in reversed(parents):
-        nested = {parent: nested}
-    return nested
+def _nested(field: str, value: Any) -> Any:
+    for name in reversed(field.split(".")):
+        value = {name: value}
+    return value
 
 
 def cells(study: Study) -> Iterator[Cell]:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from typing import Self
 
 from rich.console import Console
@@ -17,13 +18,14 @@ from ffcil.studies.estimate import in_words
 from ffcil.studies.executors.job import Job
 
 
-class StudyProgress:
+class StudyProgress(ExitStack):
     """Progress of a study's jobs. It is a context manager that lasts from before the first job to after the last."""
 
     interval = 0.5
     """Seconds between two updates."""
 
     def __init__(self, console: Console, jobs: Sequence[Job]) -> None:
+        super().__init__()
         self.console, self.jobs = console, jobs
         self.states = {job: read_state(job.folder) for job in jobs}
         self.running: set[Job] = set()
@@ -32,12 +34,8 @@ class StudyProgress:
 
     def __enter__(self) -> Self:
         if self.live:
-            self.live.start()
+            self.enter_context(self.live)
         return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self.live:
-            self.live.stop()
 
     def message(self, text: str) -> None:
         """Print a line."""

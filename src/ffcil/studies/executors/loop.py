@@ -3,7 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from typing import Protocol
 
@@ -58,7 +58,9 @@ def run_jobs(jobs: Sequence[Job], executor: Executor, progress: StudyProgress, i
                     running[job] = executor.start(job)
                 progress.update(running.keys())
                 time.sleep(interval)
-                for job, outcome in _ended(running):
+                ended = {job: outcome for job, attempt in running.items() if (outcome := attempt.outcome())}
+                for job, outcome in ended.items():
+                    del running[job]
                     crashes[job] += outcome.ending is Ending.CRASHED
                     if outcome.ending is Ending.BUSY:
                         waiting[job] = time.monotonic() + BUSY_SECONDS
@@ -89,11 +91,3 @@ def _take(waiting: dict[Job, float]) -> Job | None:
             return job
         waiting[job] = now + BUSY_SECONDS
     return None
-
-
-def _ended(running: dict[Job, Attempt]) -> Iterable[tuple[Job, Outcome]]:
-    """Remove the jobs that have ended, and yield each with its outcome."""
-    for job, attempt in list(running.items()):
-        if (outcome := attempt.outcome()) is not None:
-            del running[job]
-            yield job, outcome
