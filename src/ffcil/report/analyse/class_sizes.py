@@ -1,14 +1,12 @@
 """Accuracy of every class by the number of classes that arrived in the same step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ffcil.metrics import class_accuracy
-from ffcil.report.read.records import RunRecord
+from ffcil.report.read.records import RunRecord, settings_of
 
 
 @dataclass(frozen=True)
@@ -23,31 +21,36 @@ class ClassPoint:
     size: int
     """Number of classes that arrived in that step, including this class."""
     accuracy: float
-    against_equal: float | None
-    """Accuracy minus that on the same class in the Equ.T run with the same seeds; None without such a run."""
+    height: float
+    """Accuracy, or its difference from the same class in the Equ.T run with the same seeds."""
 
 
-def class_points(runs: Sequence[RunRecord], classifier: str) -> list[ClassPoint]:
-    """Results on every tested class of every run that has the classifier."""
+def class_points(runs: Sequence[RunRecord], classifier: str, paired: bool = False) -> dict[str, list[ClassPoint]]:
+    """Results on every tested class of every run that has the classifier, by setting.
+
+    With `paired`, the accuracy on the same class under equal steps is subtracted, at nearly the same age of the class.
+    Runs without an Equ.T run of the same seeds are then left out, and Equ.T itself.
+    """
     runs = [run for run in runs if classifier in run.tables]
-    equal = {run.seeds: class_accuracy(run.tables[classifier])[-1] for run in runs if run.setting == "Equ.T"}
-    points = []
+    last = {run: class_accuracy(run.tables[classifier])[-1] for run in runs}
+    equal = {run.seeds: last[run] for run in runs if run.setting == "Equ.T"}
+    points: dict[str, list[ClassPoint]] = {setting: [] for setting in settings_of(runs)}
     for run in runs:
+        if paired and (run.setting == "Equ.T" or run.seeds not in equal):
+            continue
+        heights = last[run] - equal[run.seeds] if paired else last[run]
         table = run.tables[classifier]
-        last, partner = class_accuracy(table)[-1], equal.get(run.seeds)
         for step, (size, group) in enumerate(zip(table.sizes, table.groups, strict=True), start=1):
             for position in range(group.start, group.stop):
-                if not np.isnan(last[position]):
-                    difference = None if partner is None else float(last[position] - partner[position])
-                    points.append(ClassPoint(run, position, step, size, float(last[position]), difference))
-    return points
+                accuracy, height = float(last[run][position]), float(heights[position])
+                if not np.isnan(accuracy):
+                    points[run.setting].append(ClassPoint(run, position, step, size, accuracy, height))
+    return {setting: found for setting, found in points.items() if found}
 
 
-def mean_by_size(points: Sequence[ClassPoint], paired: bool = False) -> dict[int, tuple[float, int]]:
-    """Mean accuracy and number of classes by step size; with `paired`, the mean of `against_equal` instead."""
+def mean_by_size(points: Sequence[ClassPoint]) -> dict[int, tuple[float, int]]:
+    """Mean height and number of classes by step size."""
     by_size: dict[int, list[float]] = {}
     for point in points:
-        value = point.against_equal if paired else point.accuracy
-        if value is not None:
-            by_size.setdefault(point.size, []).append(value)
-    return {size: (float(np.mean(values)), len(values)) for size, values in sorted(by_size.items())}
+        by_size.setdefault(point.size, []).append(point.height)
+    return {size: (float(np.mean(heights)), len(heights)) for size, heights in sorted(by_size.items())}

@@ -1,10 +1,9 @@
 """Contents of a report: all tables and figures that the runs allow, and the reasons why others are missing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from ffcil.report.analyse.ablation import Ablation, ablations
 from ffcil.report.analyse.groups import Group, count, group_runs
@@ -30,17 +29,17 @@ class Contents:
     """One sentence for each run that cannot be read."""
 
     @classmethod
-    def read(cls, folder: Path | str) -> Contents:
+    def read(cls, folder: Path | str) -> Self:
         """Contents from all runs at or below a folder. Damaged runs are listed and excluded."""
         return cls.from_runs(*read_runs(folder))
 
     @classmethod
-    def from_runs(cls, runs: Sequence[RunRecord], damaged: Sequence[str] = ()) -> Contents:
+    def from_runs(cls, runs: Sequence[RunRecord], damaged: Sequence[str] = ()) -> Self:
         """Contents from these runs. `damaged` has one sentence for each run that could not be read."""
         rows = tuple(compare(runs))
         return cls(
             runs=tuple(runs),
-            groups=tuple(group_runs(run for run in runs if run.finished)),
+            groups=tuple(group_runs(runs)),
             rows=rows,
             ablations=tuple(ablations(runs)),
             alphas=tuple(sweeps(rows, "alpha")),
@@ -53,7 +52,7 @@ class Contents:
     def changed(self) -> list[Row]:
         """Scored rows with a drop or a recovery, without the secondary points of sweeps."""
         scored = [row for row in self.rows if row.scored and row.group.is_main]
-        return [row for row in scored if row.drop("average") or row.recovery("average")]
+        return [row for row in scored if row.change("FF.org", "average") or row.change("FF.ours", "average")]
 
     @property
     def uneven(self) -> list[Group]:

@@ -1,7 +1,5 @@
 """Values behind the figures: mean accuracy curves, schedules, and runs by seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Differences between two runs, or between two studies whose runs are compared in pairs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

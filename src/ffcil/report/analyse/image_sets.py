@@ -1,7 +1,5 @@
 """Which runs used the same images. For user data, the name of the data set does not decide this."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

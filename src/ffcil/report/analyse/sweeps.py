@@ -1,14 +1,12 @@
 """Sweeps: rows that differ in one field of their schedule, as in the paper's figures of alpha and order."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ffcil.report.analyse.groups import condition_label
-from ffcil.report.analyse.tables import Row, settings_in
+from ffcil.report.analyse.tables import Metric, Number, Row, settings_in
 
 ORDERS = ("ascending", "descending", "jumbled")
 """Orders of arrival, in the order of the paper."""
@@ -32,6 +30,10 @@ class Sweep:
     def settings(self) -> list[str]:
         """Settings of any point, in display order."""
         return settings_in([row for _, row in self.points])
+
+    def numbers(self, setting: str, metric: Metric) -> list[Number | None]:
+        """Results of a metric in a setting at every value."""
+        return [row.number(setting, metric) for _, row in self.points]
 
 
 def sweeps(rows: Sequence[Row], field: str) -> list[Sweep]:

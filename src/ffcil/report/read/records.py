@@ -1,7 +1,5 @@
 """Runs as reports read them. Every accuracy is computed again from the confusion counts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -56,7 +56,7 @@ def plot_curves(runs: Sequence[RunRecord], *paths: Path | str) -> Path:
 
     Thin lines are single runs, thick lines their mean. Only finished runs and the scored classifier are drawn.
     """
-    return plot_group_curves(group_runs(run for run in runs if run.finished), *paths)
+    return plot_group_curves(group_runs(runs), *paths)
 
 
 def plot_group_curves(groups: Sequence[Group], *paths: Path | str) -> Path:
@@ -105,13 +105,14 @@ def _draw_schedules(axes: Axes, schedules: dict[str, RunRecord]) -> None:
 
 def plot_changes(rows: Sequence[Row], *paths: Path | str) -> Path:
     """Draw drop and recovery of every scored row. Bars are means, dots pairs of runs, whiskers t intervals."""
-    shown = [row for row in rows if row.scored and (row.drop("last") or row.recovery("last"))]
+    settings = {"FF.org": "drop", "FF.ours": "recovery"}
+    shown = [row for row in rows if row.scored and any(row.change(setting, "last") for setting in settings)]
     figure = _new_figure(paths, (9.6, 1.4 + 0.62 * len(shown)))
     panels: list[Axes] = list(figure.subplots(1, 2, sharey=True))
     for axes, (metric, symbol) in zip(panels, TEX_SYMBOLS.items(), strict=True):
-        for k, (setting, of, name) in enumerate((("FF.org", Row.drop, "drop"), ("FF.ours", Row.recovery, "recovery"))):
+        for k, (setting, name) in enumerate(settings.items()):
             for place, row in enumerate(shown):
-                change = of(row, metric)
+                change = row.change(setting, metric)
                 if change is None:
                     continue
                 error = [[side] for side in change.whiskers] if any(change.whiskers) else None
@@ -146,7 +147,7 @@ def plot_sweeps(sweeps: Sequence[Sweep], *paths: Path | str) -> Path:
 def _draw_sweep(axes: Axes, sweep: Sweep, metric: Metric) -> None:
     places = np.arange(len(sweep.points))
     for k, setting in enumerate(sweep.settings):
-        numbers = [row.number(setting, metric) for _, row in sweep.points]
+        numbers = sweep.numbers(setting, metric)
         means = np.array([n.mean if n else np.nan for n in numbers])
         spread = np.array([n.std or 0.0 if n else 0.0 for n in numbers])
         if sweep.field == "alpha":
@@ -201,11 +202,9 @@ def plot_class_sizes(groups: Sequence[Group], *paths: Path | str) -> Path:
     figure = _new_figure(paths, (8.4, 3.1 * len(groups)))
     for panels, group in zip(figure.subplots(len(groups), 2, squeeze=False), groups, strict=True):
         scored = classifiers_of(group.runs)[0]
-        points = class_points(group.runs, scored)
         for axes, paired in zip(panels, (False, True), strict=True):
-            for setting in settings_of(group.runs):
-                selected = [p for p in points if p.run.setting == setting and not (paired and setting == "Equ.T")]
-                means = mean_by_size(selected, paired)
+            for setting, points in class_points(group.runs, scored, paired).items():
+                means = mean_by_size(points)
                 heights = [mean for mean, _ in means.values()]
                 axes.plot(list(means), heights, "o-", color=colour(setting), markersize=4, label=setting)
             axes.set_xlabel("New classes in the step of the class")

@@ -1,7 +1,5 @@
 """The folder of a report: the page, all tables and all figures."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable
@@ -10,7 +8,6 @@ from pathlib import Path
 
 from ffcil.report.analyse.contents import Contents
 from ffcil.report.analyse.groups import Group
-from ffcil.report.render.csv import ablation_csv, comparison_csv, evidence_csv
 from ffcil.report.render.figures import (
     plot_changes,
     plot_class_sizes,
@@ -20,8 +17,15 @@ from ffcil.report.render.figures import (
     plot_sweeps,
 )
 from ffcil.report.render.latex import ablation_latex, comparison_latex
-from ffcil.report.render.markdown import ablation_markdown, comparison_markdown, evidence_markdown
 from ffcil.report.render.page import TITLE, write_page
+from ffcil.report.render.tables import (
+    ablation_csv,
+    ablation_markdown,
+    comparison_csv,
+    comparison_markdown,
+    evidence_csv,
+    evidence_markdown,
+)
 
 FIGURE_FORMATS = ("svg", "png")
 

@@ -1,7 +1,5 @@
 """Differences between runs as values for JSON."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ffcil.report.analyse.differences import Comparison, Differences, PairedValues
