@@ -55,26 +55,22 @@ class Contents:
         return [row for row in scored if row.change("FF.org", "average") or row.change("FF.ours", "average")]
 
     @property
-    def uneven(self) -> list[Group]:
-        """Groups whose classes arrived in steps of different sizes."""
-        return [group for group in self.groups if group.is_uneven]
-
-    @property
     def left_out(self) -> dict[str, str]:
         """Tables and figures that these runs do not allow, with the reason."""
-        needed = "finished runs of one method that differ only in"
+        sweep = "it needs finished runs of one method that differ only in arrivals.{}, with at least two values"
+        pairs = "it needs finished runs with and without the framework that have the same seeds and device"
         reasons = {
             "comparison": (self.rows, "no run of an original method or of the whole framework is finished"),
             "curves and forgetting": (self.groups, "no run is finished"),
             "drop and recovery": (self.changed, "it needs finished runs of two settings with the same seeds"),
-            "alpha": (self.alphas, f"it needs {needed} arrivals.alpha, with at least two values"),
-            "order": (self.orders, f"it needs {needed} arrivals.order, with at least two values"),
+            "alpha": (self.alphas, sweep.format("alpha")),
+            "order": (self.orders, sweep.format("order")),
             "ablation": (self.ablations, "no finished run has only some parts of the framework"),
-            "overhead": (
-                self.costs,
-                "it needs finished runs with and without the framework that have the same seeds and device",
+            "overhead": (self.costs, pairs),
+            "class sizes": (
+                any(group.is_uneven for group in self.groups),
+                "no finished run has steps of different sizes",
             ),
-            "class sizes": (self.uneven, "no finished run has steps of different sizes"),
         }
         return {name: reason for name, (available, reason) in reasons.items() if not available}
 

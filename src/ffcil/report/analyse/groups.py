@@ -173,11 +173,9 @@ def conditions(run: RunRecord) -> dict[str, Any]:
 
 def _split(family: list[RunRecord], title: str, images: int) -> list[Group]:
     with_fields = [(run, conditions(run)) for run in family]
-    values: dict[str, set[str]] = {}
-    for _, fields in with_fields:
-        for name, value in fields.items():
-            values.setdefault(name, set()).add(json.dumps(value))
-    differing = [name for name, distinct in values.items() if len(distinct) > 1]
+    names = dict.fromkeys(name for _, fields in with_fields for name in fields)
+    values = {name: {json.dumps(fields[name]) for _, fields in with_fields if name in fields} for name in names}
+    differing = [name for name in names if len(values[name]) > 1]
     keyed = [(run, {name: fields[name] for name in differing if name in fields}) for run, fields in with_fields]
     keys: list[dict[str, Any]] = []
     for _, key in keyed:

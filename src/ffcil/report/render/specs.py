@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from ffcil.metrics import curve, step_accuracy
-from ffcil.report.analyse.class_sizes import ClassPoint, class_points, mean_by_size
-from ffcil.report.analyse.curves import Floats, accuracy_range, mean_curve
+from ffcil.report.analyse.curves import ClassPoint, Floats, accuracy_range, class_points, mean_by_size, mean_curve
 from ffcil.report.analyse.groups import count
 from ffcil.report.analyse.overhead import Cost
 from ffcil.report.analyse.statistics import T_INTERVAL, Change
@@ -103,7 +102,7 @@ def class_size_spec(runs: Sequence[RunRecord], classifier: str, paired: bool = F
     """
     traces: list[Spec] = []
     means: list[Spec] = []  # drawn last, on top of the dots
-    by_setting = class_points(runs, classifier, paired)
+    by_setting = {setting: points for setting, points in class_points(runs, classifier, paired).items() if points}
     for place, (setting, points) in enumerate(by_setting.items()):
         # Dots are spread a little around the whole number so that they do not hide each other.
         aside = (place - (len(by_setting) - 1) / 2) * 0.25
