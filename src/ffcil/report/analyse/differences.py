@@ -128,18 +128,15 @@ def differences(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Comparison:
     images = image_sets([*a, *b])
     if len(a) == len(b) == 1:
         return Comparison(_named([((a[0], b[0]),)], images), (), ())
-    for key in KEYS:
-        pairs = _pair(a, b, key, images)
-        if pairs:
-            break
-    else:
+    pairs = next(filter(None, (_pair(a, b, key, images) for key in KEYS)), None)
+    if pairs is None:
         raise InputError(
-            f"No run in {b[0].folder.parent} has the data set and seeds of a run in {a[0].folder.parent}; give two runs, or studies "
-            "that share data set and seeds."
+            f"No run in {b[0].folder.parent} has the data set and seeds of a run in {a[0].folder.parent}; "
+            "give two runs, or studies that share data set and seeds."
         )
     parts: dict[tuple[Any, ...], list[Pair]] = {}
-    for one, other in pairs:
-        parts.setdefault(tuple((_kind(run), images[run]) for run in (one, other)), []).append((one, other))
+    for pair in pairs:
+        parts.setdefault(tuple((_kind(run), images[run]) for run in pair), []).append(pair)
     paired = {run for pair in pairs for run in pair}
     return Comparison(
         _named([tuple(sorted(part, key=lambda pair: pair[0].seeds)) for part in parts.values()], images),

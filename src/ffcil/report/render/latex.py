@@ -6,11 +6,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ffcil.report.analyse.ablation import Ablation
-from ffcil.report.analyse.tables import Cell, Metric, Number, Row, direction, settings_in
+from ffcil.report.analyse.tables import Cell, Row, direction, settings_in
 from ffcil.report.read.parts import Parts
 from ffcil.report.render.text import ARROWS, NOTHING, TEX_SYMBOLS, arrow, legend, runs_text
 
-COLOURS = {"better": "34,139,34", "worse": "178,34,34", "same": "128,128,128"}
 DATA_SETS_ACROSS = 2
 """Number of data sets side by side, as in the paper; further data sets go below."""
 ByData = dict[str, Row]
@@ -55,18 +54,6 @@ def _ablation_lines(methods: Sequence[Ablation]) -> list[tuple[Parts, list[Cell 
     return [(parts, [cells.get(parts.label) for cells in by_label]) for parts in ordered]
 
 
-def _number(metric: Metric, number: Number | None) -> str:
-    if number is None:
-        return "--"
-    small = [f"$\\pm {number.std:.2f}$"] if number.std is not None else []
-    if number.change is not None:
-        mark = arrow(number.change.value)
-        sign = {"↑": "\\uparrow", "↓": "\\downarrow", "=": "="}[mark[0]]
-        small.append(f"\\textcolor[RGB]{{{COLOURS[direction(metric, number.change.value)]}}}{{${sign} {mark[1:]}$}}")
-    mean = f"${number.mean:.2f}$"
-    return f"\\shortstack{{{mean}\\strut\\\\{{\\scriptsize\\strut {' '.join(small)}}}}}" if small else mean
-
-
 def _rules(width: int, times: int, first: int = 2) -> str:
     """Lines below heads that span `width` columns each."""
     return " ".join(f"\\cmidrule(lr){{{first + width * i}-{first - 1 + width * (i + 1)}}}" for i in range(times))
@@ -89,6 +76,6 @@ def _render(template: str, **values: Any) -> str:
         loader=PackageLoader("ffcil.report.render"),
     )
     environment.filters["tex"] = _escape
-    environment.globals |= {"ARROWS": ARROWS, "SYMBOLS": TEX_SYMBOLS, "number": _number, "runs_text": runs_text}
-    environment.globals |= {"rules": _rules, "ablation_lines": _ablation_lines}
+    environment.globals |= {"ARROWS": ARROWS, "SYMBOLS": TEX_SYMBOLS, "arrow": arrow, "direction": direction}
+    environment.globals |= {"rules": _rules, "runs_text": runs_text, "ablation_lines": _ablation_lines}
     return environment.get_template(template).render(values)

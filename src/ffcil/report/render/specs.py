@@ -1,7 +1,7 @@
 """Specifications of the interactive figures on the page.
 
-A specification is the dictionary that plotly.js reads. The page sets the colours of text and background, for light and
-dark screens.
+A specification is the dictionary that plotly.js reads. The page's script adds the layout that all figures share, and
+the colours of text and background, for light and dark screens.
 """
 
 from collections.abc import Sequence
@@ -92,7 +92,7 @@ def memory_spec(run: RunRecord, classifier: str) -> Spec:
         across |= _axis("classes of step (number of classes below)", tickangle=0, tickfont={"size": 10})
         across["ticktext"] = [f"{t}<br>{n}" for t, n in enumerate(table.sizes, start=1)]
     down = _axis("after step", **plain, autorange="reversed")
-    return _figure([heat | _hover(hover, [list(table.sizes)] * len(steps))], 320, across, down, top=8)
+    return _figure([heat | _hover(hover, [list(table.sizes)] * len(steps))], 320, across, down, margin={"t": 8})
 
 
 def class_size_spec(runs: Sequence[RunRecord], classifier: str, paired: bool = False) -> Spec:
@@ -202,8 +202,8 @@ def cost_spec(costs: Sequence[Cost], time: str) -> Spec:
     one = {"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "yref": "paper"}
     one["line"] = {"dash": "dot", "width": 1, "color": OTHER_COLOUR}
     across = _axis(f"{time} time relative to the original method", rangemode="tozero")
-    more = {"shapes": [one], "showlegend": False, "bargap": 0.4}
-    return _figure([bar], 80 + 44 * len(selected), across, NAMES_DOWN, top=8, **more)
+    more = {"margin": {"t": 8}, "shapes": [one], "showlegend": False, "bargap": 0.4}
+    return _figure([bar], 80 + 44 * len(selected), across, NAMES_DOWN, **more)
 
 
 def _cost_name(cost: Cost, with_data: bool) -> str:
@@ -252,19 +252,8 @@ def _axis(title: str, **options: Any) -> Spec:
     return {"title": {"text": title}} | options
 
 
-def _figure(traces: list[Spec], height: int, xaxis: Spec, yaxis: Spec, top: int = 28, **options: Any) -> Spec:
-    layout = {
-        "height": height,
-        "margin": {"l": 48, "r": 8, "t": top, "b": 40},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "xanchor": "left", "yanchor": "bottom"},
-        "hovermode": "closest",
-        "showlegend": True,
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "xaxis": xaxis,
-        "yaxis": yaxis,
-    }
-    return {"data": traces, "layout": layout | options}
+def _figure(traces: list[Spec], height: int, xaxis: Spec, yaxis: Spec, **options: Any) -> Spec:
+    return {"data": traces, "layout": {"height": height, "xaxis": xaxis, "yaxis": yaxis} | options}
 
 
 def _numbers(values: Sequence[float] | Floats) -> list[float | None]:
