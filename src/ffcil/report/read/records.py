@@ -1,7 +1,5 @@
 """Runs as reports read them. Every accuracy is computed again from the confusion counts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,14 +88,11 @@ class RunRecord(StoredRun):
     @property
     def setting(self) -> str:
         """The paper's name for the schedule and the framework; `FF with CWM` if only some parts are on."""
-        parts = self.parts.name
-        if self.schedule not in ("Equ", "FF"):
-            return {"org": self.schedule, "ours": f"{self.schedule}, robust"}.get(
-                parts, f"{self.schedule} with {parts}"
-            )
-        if parts in ("org", "ours"):
-            return {"Equ.org": "Equ.T"}.get(f"{self.schedule}.{parts}", f"{self.schedule}.{parts}")
-        return f"{self.schedule} with {parts}"
+        schedule, parts = self.schedule, self.parts.name
+        names = {"org": schedule, "ours": f"{schedule}, robust"}
+        if schedule in ("Equ", "FF"):
+            names = {"org": "Equ.T" if schedule == "Equ" else "FF.org", "ours": f"{schedule}.ours"}
+        return names.get(parts, f"{schedule} with {parts}")
 
     @property
     def scored(self) -> str | None:
