@@ -5,8 +5,6 @@ reductions, so a training loop can switch between them in one place. Nothing her
 branches on a tensor, so everything can be part of a captured CUDA graph.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import torch

@@ -4,11 +4,10 @@ Labels are mapped once to their position in the class order. In a learner, the c
 the range `[seen_before, seen_now)`, and no other code computes an offset.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -119,7 +118,7 @@ class Stream:
     def __iter__(self) -> Iterator[Increment]:
         return (self[position] for position in range(len(self)))
 
-    def to(self, device: torch.device) -> Stream:
+    def to(self, device: torch.device) -> Self:
         """The same stream with its images on `device`."""
         moved = copy.copy(self)
         moved.train, moved.test = self.train.to(device), self.test.to(device)

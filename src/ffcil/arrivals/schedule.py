@@ -1,7 +1,5 @@
 """Schedules of class arrivals: equal, half, free-flow, given, or from a trace of real arrivals."""
 
-from __future__ import annotations
-
 import math
 import textwrap
 from collections import Counter
@@ -9,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,7 +99,7 @@ class Arrivals:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Arrivals:
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Read a schedule that `to_json` wrote. Only "sizes" is required."""
         if not isinstance(data, Mapping):
             raise InputError('Arrivals must be a JSON object such as {"sizes": [3, 1, 7]}.')

@@ -5,8 +5,6 @@ hyper-parameters in its code, come from the recipe of the same data set. `left_o
 translated.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

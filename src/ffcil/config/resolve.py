@@ -1,7 +1,5 @@
 """Recipes, overrides, and the configuration that they resolve to."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterable, Mapping
 from importlib import resources

@@ -1,7 +1,5 @@
 """The typed configuration of a run. It does not import torch, so that errors are reported without delay."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping
@@ -126,7 +124,7 @@ class Phase(Settings):
     weight_decay: float = Field(5e-4, ge=0)
     """Weight decay of all trained parameters."""
 
-    def scaled(self, factor: float) -> Phase:
+    def scaled(self, factor: float) -> Self:
         """The same settings with epochs and milestones multiplied by `factor` (at least one epoch)."""
         epochs, *milestones = (max(1, round(epoch * factor)) for epoch in (self.epochs, *self.milestones))
         return self.model_copy(update={"epochs": epochs, "milestones": tuple(milestones)})
@@ -154,7 +152,7 @@ class TrainSettings(Settings):
     later: Phase
     """Optimisation of all later steps."""
 
-    def scaled(self) -> TrainSettings:
+    def scaled(self) -> Self:
         """The same settings with `epochs_scale` applied."""
         first, later = (phase.scaled(self.epochs_scale) for phase in (self.first, self.later))
         return self.model_copy(update={"epochs_scale": 1.0, "first": first, "later": later})

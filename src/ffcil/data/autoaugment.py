@@ -8,8 +8,6 @@ There is no loop over images and no branch on data, so the code can be part of a
 through every stage, with parameters that change nothing if the stage is not part of its operation.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from typing import Literal, NamedTuple

@@ -1,7 +1,5 @@
 """The cache folder: decoded or drawn images are stored once and memory-mapped afterwards."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -4,8 +4,6 @@ An image shows one character of the fonts DejaVu or STIX, which are part of matp
 colour on a random background, with parts of other characters around it, strokes, blur and noise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,14 +1,12 @@
 """Listings of data sets in folders: one function per layout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ffcil.data.own_images import TEST, TRAIN, Listing, check_classes, readable, stratified
+from ffcil.data.own_images import TEST, TEST_NAMES, TRAIN, Listing, check_classes, readable, stratified
 from ffcil.data.tables import listed_classes
 from ffcil.errors import InputError
 
@@ -107,7 +105,7 @@ def image_files(places: Sequence[Path]) -> list[Path]:
 
 def _splits(root: Path) -> tuple[Path | None, Path | None]:
     """The folders of training and test images; None if they do not exist."""
-    train, tests = root / "train", [root / name for name in ("test", "val", "valid", "validation")]
+    train, tests = root / "train", [root / name for name in TEST_NAMES]
     return (train if train.is_dir() else None), next((folder for folder in tests if folder.is_dir()), None)
 
 

@@ -1,7 +1,5 @@
 """Batches of images without labels, from files or from memory."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,10 +8,10 @@ from pathlib import Path
 from PIL import Image
 from torch import Tensor
 
-from ffcil.data.decoding import UnreadableImages, try_decode, upright
+from ffcil.data.decoding import UnreadableImages, try_decode
 from ffcil.data.own_images import readable
 from ffcil.data.store import BadImage
-from ffcil.data.torch_datasets import frame_of, scaled
+from ffcil.data.torch_datasets import frame_of, pixels_of
 from ffcil.errors import InputError
 
 Picture = str | Path | Image.Image | Tensor
@@ -32,8 +30,8 @@ def frames(images: Iterable[Picture], size: int, batch: int, skip_bad: bool) -> 
         raise InputError("Images must be given as a list: use [image] for a single image.")
 
     def read_file(number: int, file: str | Path) -> Frame:
-        result = try_decode(Path(file), lambda content: scaled(upright(content), size))
-        return BadImage(number, readable(file), result) if isinstance(result, str) else result
+        result = try_decode(Path(file), size)
+        return BadImage(number, readable(file), result) if isinstance(result, str) else pixels_of(result)
 
     numbered = enumerate(images)
     with ThreadPoolExecutor() as pool:

@@ -1,7 +1,5 @@
 """Data sets by name, loaded from files into two `ImageSet`s."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Callable, Sequence

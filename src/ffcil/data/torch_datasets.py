@@ -1,7 +1,5 @@
 """Conversion of a map-style `torch.utils.data.Dataset` of (image, label) to an `ImageSet`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,9 +9,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ffcil.data.decoding import as_shown, middle_square, whole_frame
+from ffcil.data.decoding import LARGE, as_shown, scaled
 from ffcil.data.image_set import ImageSet
-from ffcil.data.own_images import DEFAULT_SIZE, LARGE, short_side_for
+from ffcil.data.own_images import DEFAULT_SIZE
 from ffcil.data.ragged import Images, RaggedImages
 from ffcil.errors import InputError
 
@@ -24,10 +22,9 @@ def image_set_of(
     """Read all items of a data set into memory, for a network of input size `image_size`.
 
     Args:
-        dataset: Has a length; an item is (image, label). An image is a PIL image, or a tensor [1 or 3, H, W] of uint8
-        or
-            of floats in [0, 1]; a label is an integer from 0. Do not use random transforms or normalisation: they are
-            applied later, on the device.
+        dataset: Has a length; an item is (image, label). An image is a PIL image, or a tensor [1 or 3, H, W] of
+            uint8 or of floats in [0, 1]; a label is an integer from 0. Do not use random transforms or normalisation:
+            they are applied later, on the device.
         image_size: Input size of the network in pixels.
         class_names: By default the `classes` of the data set or of its underlying data set, or else the numbers.
     """
@@ -57,15 +54,14 @@ def frame_of(image: Any, size: int, what: str) -> Tensor:
     if not isinstance(image, Image.Image):
         raise InputError(f"{what} has an image of type {type(image).__name__}: give PIL images or tensors.")
     try:
-        return scaled(as_shown(image), size)
+        return pixels_of(scaled(as_shown(image), size))
     except ValueError as error:
         raise InputError(f"{what} cannot be used ({error}): convert it to 8 bits per colour, or crop it.") from error
 
 
-def scaled(image: Image.Image, size: int) -> Tensor:
-    """The centre square, or for large sizes the full frame: [height, width, 3]."""
-    frame = middle_square(image, size) if size < LARGE else whole_frame(image, short_side_for(size))
-    return torch.from_numpy(np.array(frame))
+def pixels_of(image: Image.Image) -> Tensor:
+    """The pixels of an RGB image, uint8 [height, width, 3]."""
+    return torch.from_numpy(np.array(image))
 
 
 def _pil(image: Tensor, what: str) -> Image.Image:

@@ -5,8 +5,6 @@ the sums and solving again gives exactly the result of the recursion by the Wood
 updates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """`ClassStatistics`: mean and spread of the features of every class. It needs torch and nothing else of ffcil."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import torch

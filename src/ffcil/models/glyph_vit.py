@@ -3,8 +3,6 @@
 `scripts/pretrain_glyph_vit.py` pre-trains it on images of characters that the data set `glyphs` does not use.
 """
 
-from __future__ import annotations
-
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast

@@ -3,8 +3,6 @@
 A backbone maps images [B, 3, H, W] to pooled features [B, feature_dim] and has no classifier.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

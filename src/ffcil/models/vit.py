@@ -1,7 +1,5 @@
 """The frozen ViT of all pre-trained methods, from timm or embedded; each block has two sites for tuners."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import zipfile
