@@ -103,9 +103,7 @@ class CountTable:
         if min(self.sizes) < 1:
             raise InputError(f"A step of {min(self.sizes)} classes cannot be counted; every size must be at least 1.")
         if len(self.counts) != len(self.sizes):
-            raise InputError(
-                f"{len(self.sizes)} steps but {len(self.counts)} tables of counts; give one table per step."
-            )
+            raise InputError(f"{len(self.sizes)} steps but {len(self.counts)} tables of counts; give one per step.")
         for t, (seen, table) in enumerate(zip(self.seen, self.counts, strict=True), start=1):
             if table.classes != seen:
                 raise InputError(f"The counts of step {t} are of {table.classes} classes; {seen} classes were seen.")
@@ -159,18 +157,6 @@ def class_accuracy(table: CountTable) -> Floats:
         tested = np.flatnonzero(counts.totals)
         result[t, tested] = 100.0 * counts.diagonal[tested] / counts.totals[tested]
     return result
-
-
-def old_new_accuracy(table: CountTable, t: int) -> tuple[float | None, float | None]:
-    """Accuracy after step t (counted from 1) on the classes of earlier steps, and on the classes of step t.
-
-    None if there is no such class (step 1 has no earlier ones), or no test image.
-    """
-    if not 1 <= t <= len(table.sizes):
-        raise InputError(f"There is no step {t}; the table counts steps 1 to {len(table.sizes)}.")
-    group = table.groups[t - 1]
-    counts = table.counts[t - 1]
-    return counts.accuracy(slice(0, group.start)), counts.accuracy(group)
 
 
 def per_step_forgetting(table: CountTable) -> Floats:

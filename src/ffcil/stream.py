@@ -76,12 +76,10 @@ class Stream:
     def __init__(self, train: ImageSet, test: ImageSet, arrivals: Arrivals, class_seed: int | None = 0) -> None:
         if arrivals.classes > train.classes:
             raise InputError(
-                f"The arrivals have {arrivals.classes} classes, but the data set has {train.classes}: lower the sizes."
+                f"{arrivals.classes} classes arrive, but the data set has {train.classes}: lower the sizes."
             )
         if train.class_names != test.class_names:
-            raise InputError(
-                "Training and test images have different class names: give both the same names in the same order."
-            )
+            raise InputError("Training and test images have different class names: use the same names and order.")
         self.arrivals = arrivals
         self.order = _order_of(train.class_names, arrivals, class_seed)[: arrivals.classes]
         self.train, self.test = self._remapped(train), self._remapped(test)

@@ -31,9 +31,7 @@ class DrawnArrivals(Settings):
     def _classes(self, available: int) -> int:
         classes = self.classes or available
         if classes > available:
-            raise InputError(
-                f"arrivals.classes is {classes}, but the data set has {available}: lower it, or set it to null."
-            )
+            raise InputError(f"arrivals.classes is {classes}, but the data set has {available}: lower it, or use null.")
         return classes
 
 
@@ -99,13 +97,8 @@ class TraceArrivals(Settings):
         return from_trace(self.trace, self.window)
 
 
-ArrivalsSettings = Annotated[
-    EqualArrivals | HalfArrivals | FreeFlowArrivals | GivenArrivals | TraceArrivals, Field(discriminator="kind")
-]
-ARRIVALS: dict[str, type[Settings]] = {
-    get_args(kind.model_fields["kind"].annotation)[0]: kind
-    for kind in (EqualArrivals, HalfArrivals, FreeFlowArrivals, GivenArrivals, TraceArrivals)
-}
+AnyArrivals = EqualArrivals | HalfArrivals | FreeFlowArrivals | GivenArrivals | TraceArrivals
+ARRIVALS: dict[str, type[Settings]] = {kind.model_fields["kind"].default: kind for kind in get_args(AnyArrivals)}
 
 
 class Phase(Settings):
@@ -223,7 +216,7 @@ class RunConfig(Settings):
     centre_weight: float = Field(0.0, ge=0)
     """Weight of the centre loss, paper eq. (8), for methods with a nearest-mean classifier. Eq. (9) uses 1; 0 disables
     it."""
-    arrivals: ArrivalsSettings
+    arrivals: AnyArrivals = Field(discriminator="kind")
     class_seed: Seed | None = 0
     """Seed of the class permutation; null for the order of the data set."""
     arrival_seed: Seed = 0

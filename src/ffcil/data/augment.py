@@ -99,8 +99,7 @@ class Augmentation:
         )
 
     def train(self, images: Images, rows: Tensor, draws: Draws) -> Tensor:
-        """Augment the images `rows` (int64, [B]) of the store `images`: float32, [B, 3, H, W]. All tensors are on one
-        device."""
+        """Augment the images `rows` (int64, [B]) of a store on the same device: float32, [B, 3, H, W]."""
         if self.crop is not None:
             if not (self.brightness or self.auto):
                 return self.crop.train(images, rows, draws.box, draws.flip, self._normalise)

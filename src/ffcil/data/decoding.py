@@ -21,8 +21,7 @@ from ffcil.data.store import BadImage, Store, StoreDraft, open_store
 from ffcil.errors import InputError
 
 LARGE = 96
-"""Smallest input side for which full frames are stored and augmented like ImageNet; smaller ones are treated like
-CIFAR."""
+"""Smallest input side for which full frames are stored and augmented like ImageNet, not like CIFAR."""
 LONGEST = 16
 """Largest ratio of the long to the short side of an image; longer images are rejected as unreadable."""
 _AHEAD = 64  # images that are decoded before they are written; bounds the memory

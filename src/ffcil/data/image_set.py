@@ -47,8 +47,7 @@ class ImageSet:
         return height, width
 
     def to(self, device: torch.device) -> Self:
-        """Move to `device`. Images that do not fit into GPU memory stay in pinned host memory, from which the GPU
-        reads."""
+        """Move to `device`. Images that do not fit into GPU memory stay in pinned memory, from which the GPU reads."""
         images = place(self.images, device) if isinstance(self.images, Tensor) else self.images.to(device)
         return replace(self, images=images, labels=self.labels.to(device))
 

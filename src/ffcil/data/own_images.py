@@ -16,7 +16,7 @@ from ffcil.data.augment import Augmentation
 from ffcil.data.cache import cache_folder
 from ffcil.data.decoding import LARGE, Encoded, decode_to_store, short_side_for
 from ffcil.data.image_set import ImageSet
-from ffcil.data.ragged import Images, RaggedImages
+from ffcil.data.ragged import RaggedImages
 from ffcil.data.resized_crop import SMALLEST_CROP, ResizedCrop
 from ffcil.errors import InputError
 
@@ -104,15 +104,13 @@ class Listing:
         store = decode_to_store(self.key(size), self.encoded, len(self), size, skip_bad)
         kept = self.parts.copy()
         kept[np.flatnonzero(kept != UNUSED)[[image.position for image in store.left_out]]] = UNUSED
-        images: tuple[Images, ...] = tuple(
-            pixels.view(-1, 3, size, size) if size < LARGE else RaggedImages.packed(pixels, sizes)
-            for pixels, sizes in store.parts
-        )
-        train, test = (
-            ImageSet(images[part], torch.from_numpy(self.labels[kept == part]), self.class_names)
-            for part in (TRAIN, TEST)
-        )
-        return train, test
+
+        def image_set(part: int) -> ImageSet:
+            pixels, sizes = store.parts[part]
+            images = pixels.view(-1, 3, size, size) if size < LARGE else RaggedImages.packed(pixels, sizes)
+            return ImageSet(images, torch.from_numpy(self.labels[kept == part]), self.class_names)
+
+        return image_set(TRAIN), image_set(TEST)
 
 
 def readable(path: str | Path) -> str:
@@ -121,8 +119,7 @@ def readable(path: str | Path) -> str:
 
 
 def own_augmentation(size: int, smallest_crop: float = SMALLEST_CROP) -> Augmentation:
-    """Augmentation for images of `size` pixels: resized crops as for ImageNet, or shifts as for CIFAR if they are
-    small."""
+    """Augmentation for images of `size` pixels: resized crops as for ImageNet, or shifts as for CIFAR."""
     if size >= LARGE:
         crop = ResizedCrop(size, short_side_for(size), scale=(smallest_crop, 1.0))
         return Augmentation(IMAGENET_MEAN, IMAGENET_STD, 0, brightness=0.0, policy="imagenet", cutout=0, crop=crop)
@@ -148,9 +145,7 @@ def parts_of(splits: Sequence[str], where: Path, partial: bool = False) -> NDArr
         raise InputError(f"{where} has a split {wrong[0]!r}: use the names train, test and validation.")
     test = next((name for name in TEST_NAMES if name in found), None)
     if not partial and (test is None or "train" not in found):
-        raise InputError(
-            f"{where} has only the split {', '.join(sorted(found))}: give it train and test, or no split at all."
-        )
+        raise InputError(f"{where} has only the split {', '.join(sorted(found))}: give train and test, or no split.")
     numbers = {"train": TRAIN, **({test: TEST} if test else {})}
     return np.array([numbers.get(split, UNUSED) for split in splits])
 

@@ -56,9 +56,6 @@ class Published:
     """Smallest area of a training crop, as a fraction of the image, in published runs."""
 
 
-# --- downloads ------------------------------------------------------------------------------------------------------
-
-
 def _download_torchvision(root: Path, name: str, splits: Sequence[str]) -> None:
     from torchvision import datasets
 
@@ -78,8 +75,6 @@ def _download_from_hub(root: Path, folder: str, repository: str, revision: str, 
     place = root / folder
     snapshot_download(repository, repo_type="dataset", revision=revision, allow_patterns=list(files), local_dir=place)
 
-
-# --- the table ------------------------------------------------------------------------------------------------------
 
 _PILOT = "https://github.com/LAMDA-CL/LAMDA-PILOT#-datasets"
 
@@ -163,9 +158,6 @@ _TABLE = read_yaml("published.yaml", (files("ffcil.data") / "published.yaml").re
 PUBLISHED = {name: _published(name, facts) for name, facts in _TABLE.items()}
 
 
-# --- finding and listing --------------------------------------------------------------------------------------------
-
-
 def find_published(name: str, root: Path | None, data_folder: Path) -> tuple[Form, Path]:
     """Find the layout of a data set and its folder. Users may give this folder, its parent, or a folder in it."""
     published = PUBLISHED[name]
@@ -190,14 +182,15 @@ def list_published(name: str, root: Path | None, data_folder: Path) -> Listing:
         raise
     except (OSError, RuntimeError, LookupError, ValueError) as error:  # errors of readers of damaged tables
         raise InputError(f"{place} is not {name} as published ({error}): download it again.") from error
-    found = {"classes": len(listing.class_names)} | {
-        part: int(listing.counts(number).sum()) for part, number in (("training images", TRAIN), ("test images", TEST))
+    comparisons = {
+        "classes": (len(listing.class_names), PUBLISHED[name].classes),
+        "training images": (int(listing.counts(TRAIN).sum()), form.train),
+        "test images": (int(listing.counts(TEST).sum()), form.test),
     }
-    wanted = {"classes": PUBLISHED[name].classes, "training images": form.train, "test images": form.test}
-    for what, number in wanted.items():
-        if number is not None and found[what] != number:
+    for what, (found, published) in comparisons.items():
+        if published is not None and found != published:
             raise InputError(
-                f"{place} has {found[what]:,} {what}, but {name} as published has {number:,}: download it again, or, "
+                f"{place} has {found:,} {what}, but {name} as published has {published:,}: download it again, or, "
                 "if the difference is intended, use it with dataset=folder, parquet or csv."
             )
     return listing

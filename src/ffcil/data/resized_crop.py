@@ -28,8 +28,7 @@ _AT_ONCE_ON_A_GPU = 256  # bounds the memory of the pixels' positions
 
 @dataclass(frozen=True)
 class ResizedCrop:
-    """Training: a box of random area and shape, resized to a square. Test: the short side resized, then a centre
-    crop."""
+    """Training: a random box, resized to a square. Test: the short side resized, then a centre crop."""
 
     size: int = 224
     """Side of the result in pixels."""
@@ -174,8 +173,7 @@ def resample(
 def resample_one_by_one(
     store: Images, rows: Tensor, box: Tensor, flip: Tensor, size: int, finish: Finish | None = None
 ) -> Tensor:
-    """`resample` for integer boxes, equal up to one grey level. On a CPU, the resizing of torch is several times
-    faster."""
+    """`resample` for integer boxes, equal up to one grey level and several times faster on a CPU."""
     result = torch.empty(len(rows), 3, size, size)
     places = list(zip(rows.tolist(), box.tolist(), flip.tolist(), strict=True))
 

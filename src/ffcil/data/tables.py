@@ -23,9 +23,6 @@ _FIRST_LINE = 2**16  # maximal number of characters of a header
 _BUFFER = 2**20  # bytes of a Parquet file read at a time; the default is a whole row group
 
 
-# --- Parquet --------------------------------------------------------------------------------------------------------
-
-
 def parquet_files(root: Path | None) -> list[Path]:
     """The files of a data set, sorted by name."""
     if root is None:
@@ -78,9 +75,7 @@ def _columns(path: Path) -> Any:
         table = file.read(columns=[name for name in ("label", "split") if name in schema.names])
     for needed in ("image", "label"):
         if needed not in schema.names:
-            raise InputError(
-                f"{path} has no column {needed!r} (its columns: {', '.join(schema.names)}): rename the column."
-            )
+            raise InputError(f"{path} has no column {needed!r} (its columns: {', '.join(schema.names)}): rename one.")
     if not _holds_bytes(schema.field("image").type):
         raise InputError(
             f"Column 'image' of {path} is {schema.field('image').type}: it must contain encoded images, or a "
@@ -173,9 +168,6 @@ def _class_names(folder: Path, metadata: dict[bytes, bytes] | None) -> tuple[str
         return None
 
 
-# --- CSV ------------------------------------------------------------------------------------------------------------
-
-
 def csv_file(root: Path | None) -> Path:
     if root is None:
         raise InputError(f"Data set 'csv' needs a file: {HOW_CSV}.")
@@ -186,7 +178,7 @@ def csv_file(root: Path | None) -> Path:
     files = csv_files(root)
     if len(files) != 1:
         raise InputError(
-            f"There are {len(files)} CSV files with the columns path and label in {root}: give one of them with --data."
+            f"{root} has {len(files)} CSV files with columns path and label: give one of them with --data."
         )
     return files[0]
 
@@ -244,9 +236,6 @@ def _csv_rows(file: Path) -> list[dict[str, str]]:
             raise InputError(f"{file} has no {lacking[0]} in line {number + 2}: add it, or remove the line.")
     # a path may end with a blank, so only labels and splits are stripped
     return [{name: row[name] if name == "path" else row[name].strip() for name in wanted} for row in rows]
-
-
-# --- labels -----------------------------------------------------------------------------------------------------------
 
 
 def listed_classes(folder: Path) -> tuple[str, ...] | None:
