@@ -127,7 +127,8 @@ def test_everything_agrees_with_naive_loops(stream: tuple[list[int], list[Sample
         for c in everything:
             assert same(by_class[t, c], naive_accuracy(samples, {c}))
         new = table.groups[t]
-        assert same(table.counts[t].accuracy(slice(0, new.start)), naive_accuracy(samples, set().union(*groups[:t])))
+        old = slice(0, new.start)
+        assert same(table.counts[t].accuracy(old), naive_accuracy(samples, set().union(*groups[:t])))
         assert same(table.counts[t].accuracy(new), naive_accuracy(samples, groups[t]))
 
     lost: list[float] = []
@@ -207,7 +208,6 @@ def test_single_step_has_no_forgetting() -> None:
 def test_first_class_without_test_images_leaves_the_rest_measurable() -> None:
     table = CountTable((1, 1), (np.array([[0]]), np.array([[0, 0], [1, 3]])))
     assert summarise(table) == {"average": 75.0, "last": 75.0, "forgetting": None, "curve": [None, 75.0]}
-    assert [table.counts[1].accuracy(group) for group in table.groups] == [None, 75.0]
 
 
 @pytest.mark.parametrize(
