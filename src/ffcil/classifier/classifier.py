@@ -20,11 +20,10 @@ from ffcil.config.resolve import build_config, merge_overrides
 from ffcil.config.settings import RunConfig
 from ffcil.data.image_set import ImageSet
 from ffcil.data.own_images import DEFAULT_SIZE, own_augmentation
-from ffcil.data.pictures import Picture, frames
+from ffcil.data.pictures import Picture, frames, image_set_of, store_frames
 from ffcil.data.placement import place
 from ffcil.data.ragged import Images, RaggedImages
 from ffcil.data.sources import list_own
-from ffcil.data.torch_datasets import image_set_of, store_frames
 from ffcil.errors import InputError
 from ffcil.methods import METHODS, build_learner, complete, find_method
 from ffcil.methods.conventional import Conventional
