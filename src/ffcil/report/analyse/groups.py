@@ -116,8 +116,9 @@ def group_runs(runs: Iterable[RunRecord]) -> list[Group]:
         families.setdefault((run.dataset, images[run], sum(run.sizes), len(run.sizes), run.method), []).append(run)
 
     def rank(key: Family) -> tuple[Any, ...]:
-        *data, method = key  # lower bound first, upper bound last
-        return (*data, method != "finetune", method == "joint", method)
+        *data, method = key
+        bound = families[key][0].bound
+        return (*data, bound != "lower", bound == "upper", method)
 
     groups = []
     for key in sorted(families, key=rank):

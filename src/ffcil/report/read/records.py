@@ -24,6 +24,8 @@ CLASSIFIER_NAMES = {
     "ensemble": "ensemble",
 }
 """Names of classifiers in tables, for runs that did not store them."""
+BOUNDS = {"finetune": "lower", "joint": "upper"}
+"""Methods that serve as bounds, for runs that did not store this."""
 
 PHASES = ("train", "memory", "evaluate")
 """Phases of a step whose time is recorded; `memory` is what follows training: alignment, HA, exemplars."""
@@ -104,6 +106,12 @@ class RunRecord(StoredRun):
     @property
     def device(self) -> str:
         return str(self.environment.get("device", "an unknown device"))
+
+    @property
+    def bound(self) -> str | None:
+        """`lower` or `upper` if the method serves as a bound in comparisons."""
+        bound: str | None = self.method_facts.get("bound", BOUNDS.get(self.method))
+        return bound
 
     def display_name(self, classifier: str) -> str:
         """Name of a classifier in tables: that of its method, or for earlier runs a usual one."""
