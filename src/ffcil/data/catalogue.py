@@ -93,7 +93,7 @@ def _check_images(listing: Listing, size: int, remedy: str, report: Report) -> d
     """Decode every image, and verify the store if there is one. The store may leave out unreadable images."""
     if listing.ignored:
         report(listing.ignored_message())
-    bad = find_unreadable(listing.encoded(), len(listing), listing.decoder(size))
+    bad = find_unreadable(listing.encoded(), len(listing), size)
     store = cache_folder() / listing.key(size)
     prepared = store.is_dir()
     if prepared:
