@@ -76,11 +76,8 @@ def _columns(path: Path) -> Any:
     for needed in ("image", "label"):
         if needed not in schema.names:
             raise InputError(f"{path} has no column {needed!r} (its columns: {', '.join(schema.names)}): rename one.")
-    if not _holds_bytes(schema.field("image").type):
-        raise InputError(
-            f"Column 'image' of {path} is {schema.field('image').type}: it must contain encoded images, or a "
-            "struct of bytes and path."
-        )
+    if not _holds_bytes(kind := schema.field("image").type):
+        raise InputError(f"Column 'image' of {path} is {kind}: it must contain encoded images, or bytes and path.")
     return table.replace_schema_metadata(schema.metadata)
 
 
