@@ -54,7 +54,7 @@ def test_the_order_of_seed_1993_is_the_published_one() -> None:
 
 
 def test_too_many_classes() -> None:
-    with pytest.raises(InputError, match="have 7 classes, but the data set has 5"):
+    with pytest.raises(InputError, match="7 classes arrive, but the data set has 5"):
         Stream(labelled([1] * 5), labelled([1] * 5), given_arrivals([3, 4]), 0)
 
 
