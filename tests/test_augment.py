@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +11,17 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as tv
 
+from conftest import captured, seeded
 from ffcil.data.augment import Augmentation, Draws
+from oracles import grey_levels
 
 MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
+pixels = partial(grey_levels, mean=MEAN, std=STD)
 SHAPES = [(32, 32), (17, 17), (20, 31), (9, 4)]
 
 
 def store(n: int, height: int, width: int, seed: int = 0) -> Tensor:
-    return torch.randint(0, 256, (n, 3, height, width), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
+    return torch.randint(0, 256, (n, 3, height, width), generator=seeded(seed)).to(torch.uint8)
 
 
 def still(n: int, padding: int) -> Draws:
@@ -25,13 +29,6 @@ def still(n: int, padding: int) -> Draws:
     middle = torch.full((n,), padding)
     floats, numbers = torch.empty(n, 0), torch.empty(n, 0, dtype=torch.int64)
     return Draws(middle, middle, torch.zeros(n, dtype=torch.bool), torch.ones(n), numbers, floats, numbers)
-
-
-def pixels(normalised: Tensor) -> Tensor:
-    """The uint8 image before normalisation; fails where the value is not near an integer."""
-    values = (normalised.double() * torch.tensor(STD).view(3, 1, 1) + torch.tensor(MEAN).view(3, 1, 1)) * 255
-    assert (values - values.round()).abs().max() < 1e-3
-    return values.round().to(torch.uint8)
 
 
 @pytest.mark.parametrize(("height", "width"), SHAPES)
@@ -57,9 +54,7 @@ def test_flip_is_torchvisions(height: int, width: int) -> None:
 
 def test_brightness_is_torchvisions_and_pillows_on_every_value() -> None:
     image = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 3, 16, 16).contiguous()
-    factors = torch.cat(
-        [torch.linspace(0, 2, 41), torch.rand(60, generator=torch.Generator().manual_seed(1)) * 0.5 + 0.75]
-    )
+    factors = torch.cat([torch.linspace(0, 2, 41), torch.rand(60, generator=seeded(1)) * 0.5 + 0.75])
     n = len(factors)
     got = pixels(
         Augmentation(MEAN, STD).train(
@@ -103,7 +98,7 @@ def one_by_one(augmentation: Augmentation, images: Tensor, rows: Tensor, draws: 
 @pytest.mark.parametrize("padding", [0, 1, 4, 12])
 def test_all_together_as_one_image_at_a_time(height: int, width: int, padding: int) -> None:
     augmentation, images = Augmentation(MEAN, STD, padding=padding), store(30, height, width)
-    generator = torch.Generator().manual_seed(padding)
+    generator = seeded(padding)
     rows = torch.randint(0, 30, (64,), generator=generator)  # some twice
     draws = augmentation.draw(64, generator)
     before = images.clone()
@@ -120,13 +115,13 @@ def test_memory_mapped_store(tmp_path: Path) -> None:
     np.save(path, images.numpy())
     mapped = torch.from_numpy(np.load(path, mmap_mode="c"))
     augmentation = Augmentation(MEAN, STD)
-    draws = augmentation.draw(10, torch.Generator().manual_seed(0))
+    draws = augmentation.draw(10, seeded())
     rows = torch.arange(10)
     assert torch.equal(augmentation.train(mapped, rows, draws), augmentation.train(images, rows, draws))
 
 
 def test_draw_ranges_and_types() -> None:
-    draws = Augmentation(MEAN, STD).draw(20_000, torch.Generator().manual_seed(0))
+    draws = Augmentation(MEAN, STD).draw(20_000, seeded())
     integer, real = torch.int64, torch.float32
     assert [part.dtype for part in draws] == [integer, integer, torch.bool, real, integer, real, integer]
     assert all(part.shape == (20_000,) for part in draws[:4])
@@ -145,13 +140,13 @@ def test_draw_ranges_and_types() -> None:
 
 def test_draw_is_determined_by_the_generator() -> None:
     augmentation = Augmentation(MEAN, STD)
-    first, again, other = (augmentation.draw(50, torch.Generator().manual_seed(seed)) for seed in (3, 3, 4))
+    first, again, other = (augmentation.draw(50, seeded(seed)) for seed in (3, 3, 4))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(first[:4], other[:4], strict=True))
 
 
 def test_what_is_switched_off_draws_nothing_but_consumes_the_same_randomness() -> None:
-    on, off = torch.Generator().manual_seed(0), torch.Generator().manual_seed(0)
+    on, off = seeded(), seeded()
     Augmentation(MEAN, STD).draw(100, on)
     draws = Augmentation(MEAN, STD, padding=0, flip=False, brightness=0).draw(100, off)
     assert draws.top.eq(0).all()
@@ -174,18 +169,10 @@ def test_impossible_parameters_are_refused(field: dict[str, float]) -> None:
 def test_a_captured_graph_gives_what_the_cpu_gives() -> None:
     augmentation, images = Augmentation(MEAN, STD), store(200, 32, 32)
     device = torch.device("cuda")
-    generator = torch.Generator().manual_seed(0)
-    there = images.to(device)
+    generator, store_on_gpu = seeded(), images.to(device)
     rows = torch.zeros(64, dtype=torch.int64, device=device)
     draws = Draws(*(part.to(device) for part in still(64, 4)))
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        augmentation.train(there, rows, draws)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = augmentation.train(there, rows, draws)
+    graph, result = captured(lambda: augmentation.train(store_on_gpu, rows, draws))
     for _ in range(3):
         new_rows, new = torch.randint(0, 200, (64,), generator=generator), augmentation.draw(64, generator)
         rows.copy_(new_rows)

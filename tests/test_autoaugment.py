@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 from torchvision.transforms import AutoAugment, AutoAugmentPolicy, InterpolationMode
 from torchvision.transforms.autoaugment import _apply_op
 
-from conftest import small_config, small_stream, write_colours
+from conftest import seeded, small_config, small_stream, write_colours
 from ffcil.config.settings import Phase
 from ffcil.data.augment import Augmentation, Draws
 from ffcil.data.autoaugment import (
@@ -33,8 +34,10 @@ from ffcil.runs.run import Run
 from ffcil.training.batches import ImageSource
 from ffcil.training.engine import Engine
 from ffcil.training.fit import Optimisation, ParameterGroup, Training, fit
+from oracles import grey_levels
 
 MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
+pixels = partial(grey_levels, mean=MEAN, std=STD)
 SIZES = [(32, 32), (21, 34), (33, 20)]
 NAMES: list[PolicyName] = ["cifar10", "imagenet", "svhn"]
 GEOMETRY = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
@@ -51,7 +54,7 @@ EVERYTHING: Policy = tuple(((o.name, 1.0, o.bin), ("Invert", 0.0, None)) for o i
 
 
 def noise(n: int, height: int, width: int, seed: int = 0) -> Tensor:
-    return torch.randint(0, 256, (n, 3, height, width), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
+    return torch.randint(0, 256, (n, 3, height, width), generator=seeded(seed)).to(torch.uint8)
 
 
 def smooth(n: int, height: int, width: int) -> Tensor:
@@ -146,7 +149,7 @@ def test_two_operations_one_after_the_other(images: object) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_published_policy_is_the_same_with_its_own_tables(name: PolicyName) -> None:
     policy, store = published_policy(name), smooth(300, 32, 32)
-    steps = draw_operations(policy, 300, torch.Generator().manual_seed(3))
+    steps = draw_operations(policy, 300, seeded(3))
     got = auto_augment(store.float(), policy, steps).to(torch.uint8)
     operations = operations_of(policy)
     for image, (a, b), result in zip(store, steps.tolist(), got, strict=True):
@@ -191,7 +194,7 @@ def test_policies_are_torchvisions() -> None:
 def test_frequencies_of_operations(name: PolicyName) -> None:
     """Each operation of each step as often as the sub-policies say, with either sign, within five deviations."""
     policy, n = published_policy(name), 200_000
-    steps = draw_operations(policy, n, torch.Generator().manual_seed(1))
+    steps = draw_operations(policy, n, seeded(1))
     assert steps.dtype == torch.int64
     for place in (0, 1):
         expected = dict.fromkeys(operations_of(policy), 0.0)
@@ -213,7 +216,7 @@ def test_the_two_steps_come_from_one_sub_policy_and_are_otherwise_independent() 
         (("ShearX", 0.0, 5), ("Solarize", 1.0, 6)),
     )
     n = 120_000
-    steps = draw_operations(policy, n, torch.Generator().manual_seed(2))
+    steps = draw_operations(policy, n, seeded(2))
     names = [operation.name for operation in operations_of(policy)]
     got: dict[tuple[str, str], float] = {}
     for (a, b), count in zip(*(part.tolist() for part in steps.unique(dim=0, return_counts=True)), strict=True):
@@ -235,12 +238,12 @@ def test_the_two_steps_come_from_one_sub_policy_and_are_otherwise_independent() 
 
 def test_draws_without_auto_are_what_they_were_before_there_was_any() -> None:
     """As a run with augment=standard has drawn them from the first version on."""
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     offsets = torch.randint(0, 9, (2, 40), generator=generator)
     flip, brightness = torch.rand(2, 40, generator=generator)
     after = generator.get_state()
     for auto in (False, True):
-        again = torch.Generator().manual_seed(0)
+        again = seeded()
         draws = replace(CIFAR100_AUGMENTATION, auto=auto).draw(40, again)
         assert torch.equal(draws.top, offsets[0])
         assert torch.equal(draws.left, offsets[1])
@@ -251,12 +254,6 @@ def test_draws_without_auto_are_what_they_were_before_there_was_any() -> None:
 
 
 # --- within Augmentation -------------------------------------------------------------------------------------------
-
-
-def pixels(normalised: Tensor) -> Tensor:
-    values = (normalised.double() * torch.tensor(STD).view(3, 1, 1) + torch.tensor(MEAN).view(3, 1, 1)) * 255
-    assert (values - values.round()).abs().max() < 1e-3
-    return values.round().to(torch.uint8)
 
 
 def still(n: int, hole: Tensor) -> Draws:
@@ -271,7 +268,7 @@ def test_cutout_is_a_square_about_each_pixel_cut_at_the_borders(side: int) -> No
     height, width = 12, 17
     centres = [(y, x) for y in range(height) for x in range(width)]
     # from the first number of a pixel to the last that is still its own
-    within = torch.rand(len(centres), 2, generator=torch.Generator().manual_seed(0)) * 0.98 + 0.01
+    within = torch.rand(len(centres), 2, generator=seeded()) * 0.98 + 0.01
     hole = (torch.tensor(centres) + within) / torch.tensor([height, width])
     images = noise(len(centres), height, width).clamp(min=1)
     got = pixels(Augmentation(MEAN, STD, 0, auto=True, cutout=side).train(images, torch.arange(204), still(204, hole)))
@@ -287,7 +284,7 @@ def test_cutout_is_a_square_about_each_pixel_cut_at_the_borders(side: int) -> No
 def test_the_centre_of_the_hole_is_any_pixel_alike() -> None:
     augmentation = Augmentation(MEAN, STD, 0, flip=False, brightness=0, auto=True, cutout=1)
     n = 40_000
-    hole = augmentation.draw(n, torch.Generator().manual_seed(0)).hole
+    hole = augmentation.draw(n, seeded()).hole
     white = torch.full((1, 3, 5, 4), 255, dtype=torch.uint8)
     got = pixels(augmentation.train(white, torch.zeros(n, dtype=torch.int64), still(n, hole)))
     share = (got[:, 0] == 0).double().mean(0)
@@ -305,7 +302,7 @@ def test_order_of_the_whole() -> None:
     """Crop, flip, brightness, AutoAugment, Cutout, normalisation: each as its own test has it, in that order."""
     standard = Augmentation(MEAN, STD, policy="svhn", cutout=7)
     auto, images, rows = replace(standard, auto=True), noise(20, 24, 32), torch.arange(60) % 20
-    draws = auto.draw(60, torch.Generator().manual_seed(5))
+    draws = auto.draw(60, seeded(5))
     values = pixels(standard.train(images, rows, draws))
     policy = published_policy("svhn")
     want = auto_augment(values.float(), policy, draws.operations)
@@ -317,7 +314,7 @@ def test_order_of_the_whole() -> None:
 
 def test_without_a_hole() -> None:
     whole = Augmentation(MEAN, STD, auto=True, cutout=0)
-    draws = whole.draw(30, torch.Generator().manual_seed(5))
+    draws = whole.draw(30, seeded(5))
     assert draws.hole.shape == (30, 0)
     white = torch.full((30, 3, 8, 8), 255, dtype=torch.uint8)
     plain = still(30, draws.hole)._replace(top=torch.full((30,), 4), left=torch.full((30,), 4))

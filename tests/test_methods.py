@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from conftest import small_config, small_stream
+from conftest import Make, begin_second_step, seeded, small_config, small_stream
 from ffcil.alignment import row_norms
 from ffcil.errors import InputError
 from ffcil.methods import METHODS, register
@@ -28,7 +28,6 @@ STREAMS: dict[str, tuple[list[int], list[int] | None]] = {
     "shrinking": ([3, 2, 1], None),
     "a class with one image": ([2, 1, 2], [16, 1, 16, 1, 16]),
 }
-Make = Callable[..., Learner]
 
 
 def final_accuracy(learner: Learner, sizes: Sequence[int], per_class: Sequence[int] | None = None) -> dict[str, float]:
@@ -265,7 +264,7 @@ def test_on_balanced_batches_the_class_wise_mean_is_the_mean(make_learner: Make,
         learner = make_learner(method=method, reduction=reduction)
         for increment in stream:
             learner.begin(increment)
-        images = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+        images = torch.randn(8, 3, 16, 16, generator=seeded(1))
         losses.append(learner.eval().loss(images, torch.tensor([0, 1, 2, 3] * 2)).item())  # type: ignore[operator]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 

@@ -15,7 +15,7 @@ from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
-from conftest import small_stream
+from conftest import seeded, small_stream
 from ffcil.errors import InputError
 from ffcil.methods.learner import Learner
 from ffcil.models.tuners import Adapter, Adapters, LoRA, Tuning
@@ -27,7 +27,7 @@ FAMILIES = [TINY, "vit_small_patch14_dinov2", "vit_small_patch14_reg4_dinov2", "
 
 
 def images(size: int = 224, count: int = 2) -> Tensor:
-    return torch.rand(count, 3, size, size, generator=torch.Generator().manual_seed(0))
+    return torch.rand(count, 3, size, size, generator=seeded())
 
 
 @pytest.fixture(scope="module")
