@@ -46,9 +46,7 @@ def test_intervention_is_equation_12(classes: int, expected: float) -> None:
 
 
 @given(st.integers(1, 60), st.floats(0, 1), st.floats(0.1, 50))
-def test_intervention_increases_with_the_step_within_bounds(
-    classes: int, eta_min: float, tau: float
-) -> None:
+def test_intervention_increases_with_the_step_within_bounds(classes: int, eta_min: float, tau: float) -> None:
     now, later = intervention(classes, eta_min, tau), intervention(classes + 1, eta_min, tau)
     assert eta_min - 1e-12 <= now <= later <= 1
 

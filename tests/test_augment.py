@@ -1,4 +1,4 @@
-"""Augmentation against torchvision and Pillow, image by image, with the same parameters."""
+"""Augmentation compared with torchvision and Pillow, image by image, with the same parameters."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def still(n: int, padding: int) -> Draws:
 
 
 @pytest.mark.parametrize(("height", "width"), SHAPES)
-def test_crop_is_torchvisions(height: int, width: int) -> None:
+def test_crops_equal_torchvision(height: int, width: int) -> None:
     augmentation, images = Augmentation(MEAN, STD, padding=3), store(5, height, width)
     offsets = torch.cartesian_prod(torch.arange(7), torch.arange(7))  # every offset
     n = len(offsets)
@@ -45,14 +45,14 @@ def test_crop_is_torchvisions(height: int, width: int) -> None:
 
 
 @pytest.mark.parametrize(("height", "width"), SHAPES)
-def test_flip_is_torchvisions(height: int, width: int) -> None:
+def test_flips_equal_torchvision(height: int, width: int) -> None:
     images, flip = store(6, height, width), torch.tensor([True, False, True, True, False, False])
     got = pixels(Augmentation(MEAN, STD).train(images, torch.arange(6), still(6, 4)._replace(flip=flip)))
     for image, flipped, result in zip(images, flip, got, strict=True):
         assert torch.equal(result, tv.horizontal_flip(image) if flipped else image)
 
 
-def test_brightness_is_torchvisions_and_pillows_on_every_value() -> None:
+def test_brightness_equals_torchvision_and_pillow_on_every_value() -> None:
     image = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 3, 16, 16).contiguous()
     factors = torch.cat([torch.linspace(0, 2, 41), torch.rand(60, generator=seeded(1)) * 0.5 + 0.75])
     n = len(factors)
@@ -67,7 +67,7 @@ def test_brightness_is_torchvisions_and_pillows_on_every_value() -> None:
         assert torch.equal(result, tv.pil_to_tensor(tv.adjust_brightness(picture, factor)))
 
 
-def test_normalisation_is_torchvisions() -> None:
+def test_normalisation_equals_torchvision() -> None:
     images = store(8, 32, 32)
     want = tv.normalize(tv.to_dtype(images, torch.float32, scale=True), list(MEAN), list(STD))
     augmentation = Augmentation(MEAN, STD)
@@ -96,7 +96,7 @@ def one_by_one(augmentation: Augmentation, images: Tensor, rows: Tensor, draws: 
 
 @pytest.mark.parametrize(("height", "width"), SHAPES)
 @pytest.mark.parametrize("padding", [0, 1, 4, 12])
-def test_all_together_as_one_image_at_a_time(height: int, width: int, padding: int) -> None:
+def test_batches_equal_torchvision_applied_to_single_images(height: int, width: int, padding: int) -> None:
     augmentation, images = Augmentation(MEAN, STD, padding=padding), store(30, height, width)
     generator = seeded(padding)
     rows = torch.randint(0, 30, (64,), generator=generator)  # some twice
@@ -126,7 +126,7 @@ def test_draw_ranges_and_types() -> None:
     assert [part.dtype for part in draws] == [integer, integer, torch.bool, real, integer, real, integer]
     assert all(part.shape == (20_000,) for part in draws[:4])
     assert all(part.shape == (20_000, 0) for part in draws[4:])
-    for offsets in (draws.top, draws.left):  # uniform over 0 .. 8: each within five standard deviations
+    for offsets in (draws.top, draws.left):  # uniform over 0 to 8, within five standard deviations
         assert offsets.unique().tolist() == list(range(9))
         assert (torch.bincount(offsets) - 20_000 / 9).abs().max() < 5 * (20_000 * 8 / 81) ** 0.5
     pairs = (draws.top * 9 + draws.left).unique()
@@ -138,14 +138,14 @@ def test_draw_ranges_and_types() -> None:
     assert abs(draws.brightness.mean() - 1) < 0.01
 
 
-def test_draw_is_determined_by_the_generator() -> None:
+def test_draws_are_determined_by_the_generator() -> None:
     augmentation = Augmentation(MEAN, STD)
     first, again, other = (augmentation.draw(50, seeded(seed)) for seed in (3, 3, 4))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(first[:4], other[:4], strict=True))
 
 
-def test_what_is_switched_off_draws_nothing_but_consumes_the_same_randomness() -> None:
+def test_disabled_operations_consume_the_same_random_numbers() -> None:
     on, off = seeded(), seeded()
     Augmentation(MEAN, STD).draw(100, on)
     draws = Augmentation(MEAN, STD, padding=0, flip=False, brightness=0).draw(100, off)
@@ -160,13 +160,13 @@ def test_what_is_switched_off_draws_nothing_but_consumes_the_same_randomness() -
 
 
 @pytest.mark.parametrize("field", [{"padding": -1}, {"brightness": 1.5}, {"brightness": -0.1}, {"cutout": -1}])
-def test_impossible_parameters_are_refused(field: dict[str, float]) -> None:
+def test_invalid_parameters_are_an_error(field: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(field))):
         Augmentation(MEAN, STD, **field)  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu
-def test_a_captured_graph_gives_what_the_cpu_gives() -> None:
+def test_a_captured_graph_equals_the_cpu() -> None:
     augmentation, images = Augmentation(MEAN, STD), store(200, 32, 32)
     device = torch.device("cuda")
     generator, store_on_gpu = seeded(), images.to(device)

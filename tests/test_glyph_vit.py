@@ -1,4 +1,4 @@
-"""The embedded pre-trained model: that it loads, what it was trained on, and that its features are worth having."""
+"""The embedded pre-trained model: its weights, its training data, and the quality of its features."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def script() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # what it hands to other processes is found by its name
+    sys.modules[spec.name] = module  # its worker processes find it by its name
     spec.loader.exec_module(module)
     return module
 
@@ -59,7 +59,7 @@ def test_it_is_timms_network_with_the_embedded_state(embedded: ViT) -> None:
     assert embedded(torch.rand(2, 3, 48, 40)).shape == (2, 128)  # another size than that of the pre-training
 
 
-def test_it_is_small(log: dict[str, Any]) -> None:
+def test_its_file_is_small(log: dict[str, Any]) -> None:
     path = glyph_vit_weights()
     assert path.stat().st_size < 5e6
     state = load_file(path)
@@ -68,7 +68,7 @@ def test_it_is_small(log: dict[str, Any]) -> None:
     assert sum(value.numel() for value in state.values()) == log["parameters"] < 1.5e6
 
 
-def test_from_a_file_or_random(tmp_path: Path, embedded: ViT) -> None:
+def test_weights_from_a_file_or_random_weights(tmp_path: Path, embedded: ViT) -> None:
     copy = tmp_path / "copy.safetensors"
     copy.write_bytes(glyph_vit_weights().read_bytes())
     images = torch.rand(2, 3, 32, 32)
@@ -77,7 +77,7 @@ def test_from_a_file_or_random(tmp_path: Path, embedded: ViT) -> None:
         assert not torch.allclose(build_vit("glyph_vit", None)(images), embedded(images), atol=0.1)
 
 
-def test_only_it_has_embedded_weights() -> None:
+def test_only_glyph_vit_has_embedded_weights() -> None:
     with pytest.raises(InputError, match="Only 'glyph_vit' has embedded weights, not 'vit_tiny_patch16_224'"):
         build_vit("vit_tiny_patch16_224", "embedded")
     with pytest.raises(InputError, match="not on the hub: set weights=embedded"):
@@ -112,9 +112,9 @@ def test_it_distinguishes_characters_that_it_was_not_trained_on(embedded: ViT) -
         assert max(accuracy_of(random), accuracy_of(nn.Flatten())) < 0.2
 
 
-def test_the_script_in_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: ModuleType) -> None:
+def test_the_pretraining_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: ModuleType) -> None:
     monkeypatch.setenv("FFCIL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(script, "draw", in_this_process)  # to start others takes longer than to draw
+    monkeypatch.setattr(script, "draw", in_this_process)  # starting processes takes longer than drawing
     options = "--characters 16 --images-per-class 8 --epochs 2 --batch 32 --benchmark-images 4"
     out = tmp_path / "new" / "glyph_vit.safetensors"
     script.main([*options.split(), "--out", str(out)])
