@@ -182,7 +182,11 @@ def test_the_head_chooses_from_a_shuffled_split() -> None:
     analytic.choose(features, targets, seeded(3))
     order = torch.randperm(60, generator=seeded(3))
     phi = (features[order] @ analytic.projection.double().T).clamp_min(0)
-    assert analytic.ridge.item() == RIDGES[int(naive_errors(phi, one_hot(targets[order], 3), 48).argmin())]
+    errors = naive_errors(phi, one_hot(targets[order], 3), 48)
+    assert errors[RIDGES.index(analytic.ridge.item())] <= errors.min() * (
+        1 + 1e-5
+    )  # rounding decides between equal errors
+    assert errors.max() > 1.1 * errors.min()
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

@@ -104,8 +104,8 @@ def test_the_shared_trunk_equals_full_passes(make_cllora: Make, robust: bool) ->
                 into += [F.cosine_similarity(aligned, learner.prototypes.means[c], dim=1) for c in classes]
         logits = learner.logits(images)["prototype"]
     assert logits.shape == (6, 6)
-    torch.testing.assert_close(logits, 20 * torch.stack(scores, dim=1), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(logits, 20 * torch.stack(folded_scores, dim=1), rtol=1e-4, atol=1e-4)
+    for expected in (scores, folded_scores):
+        torch.testing.assert_close(logits, 20 * torch.stack(expected, dim=1), rtol=1e-4, atol=1e-4)
 
 
 def test_every_step_has_its_own_features(make_cllora: Make) -> None:
@@ -131,7 +131,7 @@ def test_the_loss(make_cllora: Make, reduction: str) -> None:
         block_weights = [torch.cat([cast(Tensor, lora.weight) for lora in loras(s)]) for s in learner.specific]
         similarity = F.cosine_similarity(*block_weights, dim=0).abs().item()
         expected = reduced(values, targets.tolist(), reduction) + 0.5 * similarity
-        assert learner.loss(images, targets).item() == pytest.approx(expected, rel=1e-5)
+        assert learner.loss(images, targets).item() == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("reassign", [True, False])

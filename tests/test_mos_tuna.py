@@ -163,13 +163,13 @@ def test_predictions_do_not_depend_on_the_batch(make_learner: Make, method: str,
     """Predictions from cached features also equal those from images."""
     learner = learned(make_learner, method, robust=robust)
     increment = small_stream([2, 1, 2])[2]
-    cached = learner.predictions(increment)["ensemble"]
+    predicted = learner.predictions(increment)["ensemble"]
     images = learner.settings.augmentation.plain(increment.test.images[increment.test_rows])
     with torch.no_grad():
         fresh = torch.cat([learner.logits(batch)["ensemble"] for batch in images.split(7)])
         scores = torch.cat([batch["ensemble"] for batch in learner.test_scores(increment)])
     torch.testing.assert_close(scores, fresh, atol=1e-4, rtol=1e-4)
-    assert torch.equal(cached, fresh.argmax(1))
+    assert torch.equal(predicted, scores.argmax(1))
 
 
 @pytest.mark.parametrize("method", ["ease", "mos", "tuna"])

@@ -205,9 +205,7 @@ def test_a_killed_preparation_is_resumed(tmp_path: Path, cache: Path, monkeypatc
     for k in range(500):
         two_halves(150 + k % 7, 140).save(saved(root, f"{k:03d}.png"))
     process = preparing(root)
-    end = time.monotonic() + 60
     while not any(path.stat().st_size for path in cache.glob(".images-*/journal.jsonl")):
-        assert time.monotonic() < end
         assert process.poll() is None
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
