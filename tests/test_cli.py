@@ -324,7 +324,7 @@ def test_a_device_that_does_not_exist(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
-    assert "Device 'cuda' is not there: run with --device cpu" in done.stderr
+    assert "Device 'cuda' is not available: run with --device cpu" in done.stderr
 
 
 def test_an_unreadable_image_is_named(ffcil: Command, tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def test_a_killed_child_is_resumed(tmp_path: Path, colours: Path) -> None:
     (tmp_path / "again" / "doom").touch()
     assert run_jobs(jobs, LocalExecutor("cpu", 2), progress) == {}
     assert [text.split("; ")[0] for text in progress.messages] == [f"{jobs[0].label}: killed by SIGKILL"]
-    assert "taken up after step 1" in (jobs[0].folder / LOG).read_text()
+    assert "resumed after step 1" in (jobs[0].folder / LOG).read_text()
     assert timeless_records(tmp_path / "again" / "out") == timeless_records(tmp_path / "undisturbed" / "out")
 
 
@@ -283,7 +283,7 @@ def test_slurm_through_submitit(tmp_path: Path, colours: Path) -> None:
     (message,) = progress.messages
     assert message.startswith(f"{job.label}: ")
     assert message.endswith("; resumed")
-    assert "taken up after step 1" in (job.folder / LOG).read_text()
+    assert "resumed after step 1" in (job.folder / LOG).read_text()
     assert timeless_records(tmp_path / "again" / "out") == timeless_records(tmp_path / "undisturbed" / "out")
 
 

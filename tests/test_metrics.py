@@ -20,7 +20,6 @@ from ffcil.metrics import (
     curve,
     forgetting,
     last_accuracy,
-    old_new_accuracy,
     per_step_forgetting,
     step_accuracy,
     summarise,
@@ -109,9 +108,8 @@ def test_metrics_equal_loops_over_images(stream: tuple[list[int], list[Samples]]
             assert same(by_step[t, j], accuracy(samples, group) if j <= t else None)
         for c in range(sum(sizes)):
             assert same(by_class[t, c], accuracy(samples, [c]))
-        old, new = old_new_accuracy(table, t + 1)
-        assert same(old, accuracy(samples, range(sum(sizes[:t]))))
-        assert same(new, accuracy(samples, groups[t]))
+        for classes in (table.groups[t], slice(0, table.groups[t].start)):
+            assert same(table.counts[t].accuracy(classes), accuracy(samples, range(classes.start, classes.stop)))
 
 
 @given(streams())
@@ -135,8 +133,6 @@ def test_steps_of_one_and_three_classes() -> None:
     assert last_accuracy(table) == pytest.approx(100 * 7 / 12)
     np.testing.assert_allclose(step_accuracy(table), [[100, np.nan], [50, 75]])
     np.testing.assert_allclose(class_accuracy(table), [[100, np.nan, np.nan, np.nan], [50, 100, 50, np.nan]])
-    assert old_new_accuracy(table, 1) == (None, 100.0)
-    assert old_new_accuracy(table, 2) == (50.0, 75.0)
     assert forgetting(table) == 50.0
 
 
@@ -183,7 +179,6 @@ def test_a_single_step_has_no_forgetting() -> None:
 def test_a_first_class_without_test_images_does_not_affect_later_steps() -> None:
     table = CountTable((1, 1), (np.array([[0]]), np.array([[0, 0], [1, 3]])))
     assert summarise(table) == {"average": 75.0, "last": 75.0, "forgetting": None, "curve": [None, 75.0]}
-    assert old_new_accuracy(table, 2) == (None, 75.0)
 
 
 @pytest.mark.parametrize(
@@ -212,10 +207,3 @@ def test_invalid_sparse_counts_are_an_error() -> None:
     ]:
         with pytest.raises(InputError, match=says):
             Confusion(2, *(np.array(array) for array in (rows, columns, values)))
-
-
-def test_a_step_outside_the_table_is_an_error() -> None:
-    table = CountTable((1,), (np.array([[1]]),))
-    for t in (0, 2):
-        with pytest.raises(InputError, match=f"no step {t}"):
-            old_new_accuracy(table, t)

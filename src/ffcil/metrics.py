@@ -163,18 +163,6 @@ def class_accuracy(table: CountTable) -> Floats:
     return result
 
 
-def old_new_accuracy(table: CountTable, t: int) -> tuple[float | None, float | None]:
-    """Accuracy after step t (counted from 1) on the classes of earlier steps, and on the classes of step t.
-
-    None if there is no such class (step 1 has no earlier ones), or no test image.
-    """
-    if not 1 <= t <= len(table.sizes):
-        raise InputError(f"There is no step {t}; the table counts steps 1 to {len(table.sizes)}.")
-    group = table.groups[t - 1]
-    counts = table.counts[t - 1]
-    return counts.accuracy(slice(0, group.start)), counts.accuracy(group)
-
-
 def per_step_forgetting(table: CountTable) -> Floats:
     """Best accuracy so far minus final accuracy on the classes of each step before the last, [T-1].
 

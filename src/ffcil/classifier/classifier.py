@@ -29,6 +29,7 @@ from ffcil.data.sources import list_own
 from ffcil.data.torch_datasets import image_set_of, store_frames
 from ffcil.errors import InputError
 from ffcil.methods import METHODS, build_learner, complete, find_method
+from ffcil.methods.conventional import Conventional
 from ffcil.methods.learner import Learner
 from ffcil.methods.parts.exemplars import exemplars_per_class
 from ffcil.metrics import Confusion
@@ -80,8 +81,9 @@ class Classifier:
     def _build(self) -> None:
         augmentation = augmentation_of(self.config, own_augmentation(self.size))
         self.learner = build_learner(self.config, augmentation, self.engine)
-        kind = type(self.learner)
-        if kind.training_rows is not Learner.training_rows and kind.kept_rows is Learner.kept_rows:
+        kind, bases = type(self.learner), (Learner, Conventional)
+        own_rows = kind.training_rows not in [base.training_rows for base in bases]
+        if own_rows and not kind.uses_memory and kind.kept_rows in [base.kept_rows for base in bases]:
             raise InputError(
                 f"Method {self.config.method!r} trains on images of earlier steps without kept_rows and renumber: "
                 "implement them (CONTRIBUTING.md)."

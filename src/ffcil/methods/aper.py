@@ -70,5 +70,5 @@ class APER(Pretrained):
         return self.prototypes.scores(features)
 
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
-        self.prototypes.remember(features, targets, increment.classes)
+        self.prototypes.remember(features, targets)
         return {}

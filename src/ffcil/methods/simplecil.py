@@ -43,5 +43,5 @@ class SimpleCIL(Pretrained):
         return self.prototypes.scores(features)
 
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
-        self.prototypes.remember(features, targets, increment.classes)
+        self.prototypes.remember(features, targets)
         return {}

@@ -64,18 +64,11 @@ class HeadTraining:
         return cls(draws, optimisation, settings.framework.reduction, settings.engine)
 
     def train(
-        self,
-        head: nn.Module,
-        gaussians: ClassStatistics,
-        generator: torch.Generator,
-        mean_scale: Tensor | None = None,
+        self, head: nn.Module, gaussians: ClassStatistics, generator: torch.Generator, mean_scale: Tensor | None = None
     ) -> float:
-        """Train `head`, from features [B, D] to scores [B, C]. Returns the mean loss of the last epoch.
+        """Train `head`, from features [B, D] to scores [B, C], and return the mean loss of the last epoch.
 
-        Args:
-            generator: Draws and shuffles the features, on their device.
-            mean_scale: Factor on the mean of each class, [C].
-        """
+        `generator` draws and shuffles the features; `mean_scale` [C] is a factor on the mean of each class."""
         device = gaussians.means.device
         shape = (gaussians.classes, self.draws, gaussians.means.shape[1])
         targets = torch.arange(gaussians.classes, device=device).repeat_interleave(self.draws)

@@ -15,7 +15,6 @@ from typing import TextIO
 
 CONTROL = "nvidia-cuda-mps-control"
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
-PORTION = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 
 class MpsError(Exception):
