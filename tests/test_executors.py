@@ -354,4 +354,4 @@ def test_a_run_is_resumed_when_its_ray_node_crashes(
     assert "4 of 4 runs done" in output
     assert timeless_records(tmp_path / "out") == timeless_records(tmp_path / "reference" / "out")
     logs = [path.read_text() for path in (tmp_path / "out" / "runs").glob(f"*/{LOG}")]
-    assert sum("taken up after" in log for log in logs) == 1  # the run of the killed node
+    assert sum("resumed after" in log for log in logs) == 1  # the run of the killed node

@@ -279,7 +279,7 @@ def test_missing_data_sets_are_downloaded_or_an_error(tmp_path: Path, monkeypatc
         raise OSError("no route to host")
 
     monkeypatch.setitem(PUBLISHED, "food101", replace(PUBLISHED["food101"], download=no_network))
-    # the table is read anew, but whether there is a download at all was known before
+    # The table is read again; whether a download exists was known before.
     with pytest.raises(InputError, match=r"food101 could not be downloaded \(no route to host\): try again, or unpack"):
         load_dataset("food101")
     expect(monkeypatch, "food101", 3, 9, 6)
