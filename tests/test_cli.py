@@ -251,7 +251,7 @@ def test_doctor_works_without_indirect_dependencies(module: str) -> None:
 
 def test_a_command_names_the_package_that_it_lacks(ffcil: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """An import that fails for another reason than a missing package is still a traceback."""
-    missing = [Package("timm", problem="is not installed", remedy="pip install timm")]
+    missing = [Package("timm", advice="timm is not installed: pip install timm")]
     monkeypatch.setattr("ffcil.cli.app", lambda: import_module("timm.absent"))
     monkeypatch.setattr("ffcil.commands.packages.missing_packages", lambda: missing)
     with pytest.raises(SystemExit, match="ffcil: timm is not installed: pip install timm"):

@@ -21,7 +21,7 @@ from ffcil.methods import METHODS, load_methods
 from ffcil.runs.folder import is_busy
 from ffcil.studies.executors.job import LOG, Ending, Job, Outcome, attempt
 from ffcil.studies.executors.local import LocalExecutor
-from ffcil.studies.executors.loop import run_jobs
+from ffcil.studies.executors.loop import Executor, run_jobs
 from ffcil.studies.executors.ray import RayExecutor
 from ffcil.studies.executors.slurm import SlurmExecutor
 from studies import launch, small_jobs, timeless_records, write_small_study
@@ -40,20 +40,15 @@ class Messages:
         self.messages.append(text)
 
 
-class Scripted:
+class Scripted(Executor):
     """An executor whose attempts end at once, with the outcomes of a script."""
 
     def __init__(self, slots: int | None, script: dict[str, list[Outcome]]) -> None:
+        super().__init__()
         self.slots, self.script = slots, script
         self.started: list[str] = []
         self.stopped: list[str] = []
         self.most = self.now = 0
-
-    def __enter__(self) -> Scripted:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def start(self, job: Job) -> Any:
         executor = self

@@ -4,14 +4,12 @@ It keeps the exemplars that its method needs and no other images. Trained step b
 is bit-equal (on a CPU) to the learner of a `Run` over the same classes in the same steps.
 """
 
-from __future__ import annotations
-
 import itertools
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -22,11 +20,10 @@ from ffcil.config.resolve import build_config, merge_overrides
 from ffcil.config.settings import RunConfig
 from ffcil.data.image_set import ImageSet
 from ffcil.data.own_images import DEFAULT_SIZE, own_augmentation
-from ffcil.data.pictures import Picture, frames
+from ffcil.data.pictures import Picture, frames, image_set_of, store_frames
 from ffcil.data.placement import place
 from ffcil.data.ragged import Images, RaggedImages
 from ffcil.data.sources import list_own
-from ffcil.data.torch_datasets import image_set_of, store_frames
 from ffcil.errors import InputError
 from ffcil.methods import METHODS, build_learner, complete, find_method
 from ffcil.methods.conventional import Conventional
@@ -280,9 +277,7 @@ class Classifier:
         (folder / LEARNING).unlink(missing_ok=True)
 
     @classmethod
-    def load(
-        cls, folder: str | Path, device: str | None = None, changes: Mapping[str, Any] | None = None
-    ) -> Classifier:
+    def load(cls, folder: str | Path, device: str | None = None, changes: Mapping[str, Any] | None = None) -> Self:
         """Load what `save` wrote, with nested `changes` to the fields of its configuration that are in `CHANGEABLE`."""
         folder = Path(folder)
         if not (folder / MODEL).is_file():

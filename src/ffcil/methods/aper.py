@@ -3,8 +3,6 @@
 Zhou et al., "Revisiting Class-Incremental Learning with Pre-Trained Models", IJCV 2024 (ADAM in its first version).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

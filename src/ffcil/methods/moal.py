@@ -3,8 +3,6 @@
 Gao et al., "Knowledge Memorization and Rumination for Pre-trained Model-based Class-Incremental Learning", CVPR 2025.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from functools import partial

@@ -3,8 +3,6 @@
 Zhou et al., "Revisiting Class-Incremental Learning with Pre-Trained Models", IJCV 2024.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

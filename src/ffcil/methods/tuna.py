@@ -4,8 +4,6 @@ Wang et al., "Integrating Task-Specific and Universal Adapters for Pre-Trained M
 ICCV 2025.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial

@@ -4,8 +4,6 @@ With phi(f) = ReLU(V f), G = sum of phi phi^T and Q = sum of phi y^T, the weight
 the sums and solving again equals the recursion by the Woodbury identity, without its many small updates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

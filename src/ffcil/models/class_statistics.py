@@ -1,7 +1,5 @@
 """Stores of the mean and the spread of the features of every class. They need torch and nothing else of ffcil."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import torch

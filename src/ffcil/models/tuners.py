@@ -1,7 +1,5 @@
 """Small trainable modules for the blocks of a frozen ViT: parallel adapters and LoRA. Fresh ones change nothing."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple, cast

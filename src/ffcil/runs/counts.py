@@ -1,7 +1,5 @@
 """Confusion counts as bytes: a compressed npz archive with sparse arrays for each classifier."""
 
-from __future__ import annotations
-
 import io
 import tokenize
 import zipfile

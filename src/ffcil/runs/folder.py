@@ -4,8 +4,6 @@ Reading is strict: a damaged file is an `InputError` that names it. The methods 
 they are for watching a run while it writes.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

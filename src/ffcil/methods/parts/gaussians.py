@@ -4,10 +4,9 @@ SLCA introduced this classifier alignment (Zhang et al., ICCV 2023); several met
 Gaussian of a class describes the feature space in which the class was learned and is never updated.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -56,7 +55,7 @@ class HeadTraining:
     engine: Engine
 
     @classmethod
-    def create(cls, settings: LearnerSettings, config: GaussianHeadConfig, period: int) -> HeadTraining:
+    def create(cls, settings: LearnerSettings, config: GaussianHeadConfig, period: int) -> Self:
         """`period`: Number of epochs in which the cosine schedule falls to zero; after them it rises again."""
         rate = partial(cosine_rate, config.head_learning_rate, period)
         optimisation = Optimisation(config.head_epochs, rate, settings.train.later.weight_decay)

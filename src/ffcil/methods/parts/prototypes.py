@@ -1,7 +1,5 @@
 """`Prototypes`: the mean feature of every class, compared by the cosine."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from ffcil.models.class_statistics import ClassMeans
