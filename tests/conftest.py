@@ -75,7 +75,7 @@ class OnEpoch(Listener):
         self.epoch_done = call  # type: ignore[method-assign]
 
 
-Make = Callable[..., Learner]
+Make = Callable[..., Any]
 """Type of `make_learner`: fields of a configuration -> a learner on the CPU."""
 SHORT = {phase: {"epochs": 2, "learning_rate": 0.05} for phase in ("first", "later")}
 """Settings `train` for tests that need a trained learner, but not a good one."""

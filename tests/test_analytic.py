@@ -17,8 +17,7 @@ from conftest import AUGMENTATION, Make, OnEpoch, seeded, small_config, small_st
 from ffcil.arrivals import given_arrivals
 from ffcil.data.glyphs import CHARACTERS, draw_glyphs
 from ffcil.data.image_set import ImageSet
-from ffcil.methods.moal import MoAL, pseudo_features
-from ffcil.methods.ranpac import RanPAC
+from ffcil.methods.moal import pseudo_features
 from ffcil.methods.registry import build_learner
 from ffcil.models.analytic import (
     RIDGES,
@@ -131,7 +130,6 @@ def test_gradients_reach_the_features() -> None:
     analytic.solve()
     features = torch.randn(3, 6, requires_grad=True)
     analytic(features).sum().backward()
-    assert features.grad is not None
     assert features.grad.ne(0).any()
 
 
@@ -224,7 +222,6 @@ def test_a_weight_of_two_equals_a_repeated_row() -> None:
 @pytest.mark.parametrize("method", ["ranpac", "moal"])
 def test_sums_of_the_first_step(make_learner: Make, method: str, reduction: str) -> None:
     learner = make_learner(method=method, reduction=reduction, options={"hidden": 30})
-    assert isinstance(learner, RanPAC | MoAL)
     increment = small_stream([3], [16, 4, 1])[0]
     learner.learn(increment)
     with torch.no_grad():
@@ -251,7 +248,6 @@ def test_whose_images_choose_lambda(
     make_learner: Make, monkeypatch: pytest.MonkeyPatch, method: str, ridge_from: str, choosing: Sequence[int]
 ) -> None:
     learner = make_learner(method=method, options={"hidden": 30, "ridge_from": ridge_from})
-    assert isinstance(learner, RanPAC | MoAL)
     chose: list[int] = []
     choose = learner.analytic.choose
 
@@ -272,7 +268,6 @@ def test_whose_images_choose_lambda(
 
 def test_ranpac_equals_one_ridge_regression_of_all_steps(make_learner: Make) -> None:
     learner = make_learner(method="ranpac", options={"hidden": 30})
-    assert isinstance(learner, RanPAC)
     stream = small_stream([3, 1, 2])
     notes = [learner.learn(increment) for increment in stream]
     assert all(note["ridge"] in RIDGES for note in notes)
@@ -340,7 +335,6 @@ def flat(adapters: nn.Module) -> Tensor:
 
 def test_the_running_mean(make_learner: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     learner = make_learner(method="moal", options={"momentum": 0.7, "hidden": 30})
-    assert isinstance(learner, MoAL)
     stream = small_stream([2, 2])
     learner.learn(stream[0])
     before, trail = flat(learner.adapters), []
@@ -357,7 +351,6 @@ def test_the_running_mean(make_learner: Make, monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_first_step_adapts_freely(make_learner: Make) -> None:
     learner = make_learner(method="moal", options={"hidden": 30})
-    assert isinstance(learner, MoAL)
     trail: list[Tensor] = []
     learner.learn(small_stream([3])[0], OnEpoch(lambda _: trail.append(flat(learner.adapters))))
     assert torch.equal(flat(learner.adapters), trail[-1])
@@ -366,7 +359,6 @@ def test_the_first_step_adapts_freely(make_learner: Make) -> None:
 def test_a_step_of_moal(make_learner: Make) -> None:
     """The second step's weights, from the features of both networks."""
     learner = make_learner(method="moal", options={"hidden": 30, "momentum": 0.5})
-    assert isinstance(learner, MoAL)
     stream = small_stream([3, 2])
     ridge = learner.learn(stream[0])["ridge"]
     gram, moments = learner.analytic.gram.clone(), learner.analytic.moments.clone()

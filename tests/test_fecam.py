@@ -59,7 +59,6 @@ def metrics_of(features: Tensor, targets: Tensor, gammas: tuple[float, float] = 
 def make_fecam(make: Make, **fields: Any) -> FeCAM:
     short = {"epochs": 1, "learning_rate": 0.05}
     learner = make(method="fecam", train={"first": short, "later": short}, **fields)
-    assert isinstance(learner, FeCAM)
     return learner
 
 
@@ -171,7 +170,6 @@ def test_gradients_reach_the_features(make_learner: Make, tukey: float) -> None:
     features[:, 0] = 0.0
     features.requires_grad_()
     learner.classify(features)[:, 1].sum().backward()
-    assert features.grad is not None
     assert features.grad.isfinite().all()
     assert features.grad[:, 1:].abs().min() > 0
 
