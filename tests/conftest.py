@@ -1,4 +1,4 @@
-"""Small worlds for tests: images that a small network learns in seconds."""
+"""Fixtures and helpers of the tests: images that a small network learns in seconds."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from ffcil.training.engine import Engine
 from ffcil.training.progress import FitProgress, Listener
 from skips import pytest_terminal_summary as pytest_terminal_summary
 
-settings.register_profile("ci", derandomize=True)  # CI tells of a change, not of luck; run by hand, tests explore
+settings.register_profile("ci", derandomize=True)  # CI uses fixed examples; local runs explore new ones
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
-_cache = tempfile.TemporaryDirectory(prefix="ffcil-tests-")  # one for all processes of a session, not the user's
+_cache = tempfile.TemporaryDirectory(prefix="ffcil-tests-")  # shared by all processes of a session
 os.environ.setdefault("FFCIL_CACHE_OF_TESTS", _cache.name)
 os.environ["FFCIL_CACHE"] = os.environ["FFCIL_CACHE_OF_TESTS"]
 
@@ -41,12 +41,16 @@ def _one_thread() -> None:
 
 
 def coloured_images(per_class: Sequence[int], seed: int) -> ImageSet:
-    """Each class is a colour with noise: easy to tell apart, as long as it is remembered."""
-    colours = torch.rand(len(per_class), 3, generator=torch.Generator().manual_seed(7)) * 200 + 25
+    """Images whose class is a colour with noise. They are easy to classify, as long as the class is not forgotten."""
+    colours = torch.rand(len(per_class), 3, generator=seeded(7)) * 200 + 25
     labels = torch.repeat_interleave(torch.arange(len(per_class)), torch.tensor(per_class))
-    noise = torch.randn(len(labels), 3, 16, 16, generator=torch.Generator().manual_seed(seed)) * 20
+    noise = torch.randn(len(labels), 3, 16, 16, generator=seeded(seed)) * 20
     images = (colours[labels][:, :, None, None] + noise).clamp(0, 255).to(torch.uint8)
     return ImageSet(images, labels, tuple(f"colour {k}" for k in range(len(per_class))))
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def small_stream(sizes: Sequence[int], per_class: Sequence[int] | None = None) -> Stream:
@@ -56,7 +60,7 @@ def small_stream(sizes: Sequence[int], per_class: Sequence[int] | None = None) -
 
 
 def small_config(**overrides: Any) -> RunConfig:
-    """Recipe `glyphs` cut down to seconds; `overrides` as for `resolve`."""
+    """Recipe `glyphs` with a training of seconds; `overrides` as for `resolve`."""
     phase = {"epochs": 6, "learning_rate": 0.05}
     base = {"train": {"batch": 16, "first": phase, "later": phase}, "memory": {"budget": 60}}
     for key, value in overrides.items():
@@ -71,8 +75,14 @@ class OnEpoch(Listener):
         self.epoch_done = call  # type: ignore[method-assign]
 
 
+Make = Callable[..., Any]
+"""Type of `make_learner`: fields of a configuration -> a learner on the CPU."""
+SHORT = {phase: {"epochs": 2, "learning_rate": 0.05} for phase in ("first", "later")}
+"""Settings `train` for tests that need a trained learner, but not a good one."""
+
+
 @pytest.fixture
-def make_learner() -> Callable[..., Learner]:
+def make_learner() -> Make:
     def make(**overrides: Any) -> Learner:
         config = small_config(**overrides)
         return build_learner(config, AUGMENTATION, Engine.create("cpu", config.train))
@@ -80,8 +90,32 @@ def make_learner() -> Callable[..., Learner]:
     return make
 
 
+def begin_second_step(learner: Learner, sizes: Sequence[int] = (2, 3)) -> Stream:
+    """Train a learner on the first step and prepare it for the second one.
+
+    It is in evaluation mode, in which the results of an image do not depend on the other images of its batch.
+    """
+    stream = small_stream(sizes)
+    learner.learn(stream[0])
+    learner.begin(stream[1])
+    learner.eval()
+    return stream
+
+
+def captured(compute: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """Capture a computation on the GPU as a CUDA graph. Returns the graph and the tensors that `replay` fills."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        compute()  # copies constants to the device, which is not allowed during the capture
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        return graph, compute()
+
+
 def write_colours(root: Path, classes: int = 6, images: int = 12) -> Path:
-    """`coloured_images` as a folder of class folders, for runs from files."""
+    """Write `coloured_images` as a folder of class folders, for runs from files."""
     made = coloured_images([images] * classes, seed=3)
     for k, (image, label) in enumerate(zip(made.images, made.labels, strict=True)):
         folder = root / made.class_names[int(label)]

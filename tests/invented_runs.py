@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from oracles import stream_metrics
 
 IMAGES = 20  # test images per class
 FREE_FLOW = {0: (1, 4, 1, 2), 1: (3, 1, 3, 1), 2: (2, 1, 1, 4)}
@@ -85,24 +86,17 @@ def random_hits(setting: str, seed: int) -> Callable[[str, int, int], int]:
 
 
 def naive(setting: str, seed: int, classifier: str) -> tuple[float, float, float]:
-    """Average accuracy, last accuracy and forgetting by plain sums over the hits."""
-    sizes = FREE_FLOW[seed] if SETTINGS[setting][0] else (2, 2, 2, 2)
-    drawn = random_hits(setting, seed)
-    curve = []
-
-    def hits(classifier: str, step: int, position: int) -> int:
-        return drawn(classifier, step, position) if sum(sizes[:step]) > 1 else IMAGES
-
-    by_group: dict[int, list[float]] = {}
+    """Average accuracy, last accuracy and forgetting of a run with `random_hits`, by loops over its test images."""
+    sizes, hits, steps = FREE_FLOW[seed] if SETTINGS[setting][0] else (2, 2, 2, 2), random_hits(setting, seed), []
     for t in range(1, len(sizes) + 1):
         seen = sum(sizes[:t])
-        curve.append(100 * sum(hits(classifier, t, k) for k in range(seen)) / (IMAGES * seen))
-        for j in range(t):
-            group = range(sum(sizes[:j]), sum(sizes[: j + 1]))
-            right = sum(hits(classifier, t, k) for k in group)
-            by_group.setdefault(j, []).append(100 * right / (IMAGES * len(group)))
-    lost = [max(over_time) - over_time[-1] for j, over_time in by_group.items() if j < len(sizes) - 1]
-    return statistics.mean(curve), curve[-1], statistics.mean(lost)
+        right = [hits(classifier, t, k) if seen > 1 else IMAGES for k in range(seen)]
+        steps.append([(k, k if image < right[k] else seen) for k in range(seen) for image in range(IMAGES)])
+    metrics = stream_metrics(sizes, steps)
+    assert metrics.average is not None
+    assert metrics.last is not None
+    assert metrics.forgetting is not None
+    return metrics.average, metrics.last, metrics.forgetting
 
 
 def write_study(folder: Path) -> Path:

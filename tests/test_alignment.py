@@ -1,4 +1,4 @@
-"""WA and DIWA against the paper's equations (10)-(13)."""
+"""WA and DIWA compared with equations (10) to (13) of the paper."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import seeded
 from ffcil.alignment import diwa, intervention, row_norms, weight_alignment
 
 
 def head(old: int, new: int, seed: int = 0) -> torch.Tensor:
-    weight = torch.randn(old + new, 7, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    weight = torch.randn(old + new, 7, generator=seeded(seed), dtype=torch.float64)
     weight[old:] *= 1.7
     return weight
 
@@ -31,8 +32,8 @@ def test_norms_are_equation_10(old: int, new: int, seed: int) -> None:
 
 
 def test_variance_of_the_new_norm_falls_as_in_equation_11() -> None:
-    """Var(mu_new) is sigma^2 / C_t: what DIWA rests on."""
-    generator = torch.Generator().manual_seed(0)
+    """Var(mu_new) is sigma^2 / C_t, the motivation of DIWA."""
+    generator = seeded()
     norms = 1 + 0.2 * torch.randn(4000, 16, generator=generator, dtype=torch.float64)
     for classes in (1, 4, 16):
         means = [row_norms(torch.cat([torch.ones(1), row[:classes]])[:, None], 1)[1] for row in norms]
@@ -45,7 +46,7 @@ def test_intervention_is_equation_12(classes: int, expected: float) -> None:
 
 
 @given(st.integers(1, 60), st.floats(0, 1), st.floats(0.1, 50))
-def test_intervention_grows_with_the_step_and_stays_in_bounds(classes: int, eta_min: float, tau: float) -> None:
+def test_intervention_increases_with_the_step_within_bounds(classes: int, eta_min: float, tau: float) -> None:
     now, later = intervention(classes, eta_min, tau), intervention(classes + 1, eta_min, tau)
     assert eta_min - 1e-12 <= now <= later <= 1
 
@@ -82,7 +83,7 @@ def test_diwa_uses_the_size_of_the_step() -> None:
     assert done.eta == pytest.approx(1 - 0.8 * math.exp(-2 / 4))
 
 
-def test_nothing_to_align() -> None:
+def test_without_old_or_new_classes_nothing_is_aligned() -> None:
     weight = head(4, 0)
     before = weight.clone()
     assert weight_alignment(weight, 0) is None
@@ -97,7 +98,7 @@ def test_rows_of_zero_stay_finite() -> None:
     assert weight.isfinite().all()
 
 
-def test_it_works_on_a_layer_that_requires_gradients() -> None:
+def test_a_layer_that_requires_gradients() -> None:
     layer = torch.nn.Linear(5, 6)
     bias = layer.bias.detach().clone()
     diwa(layer.weight, 4)
@@ -107,7 +108,7 @@ def test_it_works_on_a_layer_that_requires_gradients() -> None:
 
 
 @pytest.mark.parametrize(("old", "eta"), [(-1, 1.0), (9, 1.0), (3, 1.5), (3, -0.1)])
-def test_what_cannot_be(old: int, eta: float) -> None:
+def test_invalid_arguments_are_an_error(old: int, eta: float) -> None:
     with pytest.raises(ValueError, match="is not valid"):
         weight_alignment(head(3, 2), old, eta)
     with pytest.raises(ValueError, match="tau above 0"):

@@ -1,9 +1,9 @@
-"""The analytic head, RanPAC and MoAL against naive sums, loops and the recursion that they replace."""
+"""The analytic head, RanPAC and MoAL compared with plain sums and loops, and with the recursion that they replace."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,13 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conftest import AUGMENTATION, small_config, small_stream
+from conftest import AUGMENTATION, Make, OnEpoch, seeded, small_config, small_stream
 from ffcil.arrivals import given_arrivals
 from ffcil.data.glyphs import CHARACTERS, draw_glyphs
 from ffcil.data.image_set import ImageSet
-from ffcil.methods.learner import Learner
-from ffcil.methods.moal import MoAL, pseudo_features
-from ffcil.methods.ranpac import RanPAC
+from ffcil.methods.moal import pseudo_features
 from ffcil.methods.registry import build_learner
 from ffcil.models.analytic import (
     RIDGES,
@@ -33,13 +31,7 @@ from ffcil.models.analytic import (
 from ffcil.runs.run import evaluate
 from ffcil.stream import Stream
 from ffcil.training.engine import Engine
-from ffcil.training.progress import FitProgress, Listener
-
-Make = Callable[..., Learner]
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+from oracles import accuracy, class_means, predicted_samples, ridge_weights
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -138,7 +130,6 @@ def test_gradients_reach_the_features() -> None:
     analytic.solve()
     features = torch.randn(3, 6, requires_grad=True)
     analytic(features).sum().backward()
-    assert features.grad is not None
     assert features.grad.ne(0).any()
 
 
@@ -159,8 +150,7 @@ def naive_errors(rows: Tensor, wanted: Tensor, fitted: int) -> Tensor:
     """Solve once for each lambda."""
     errors = []
     for ridge in RIDGES:
-        gram = rows[:fitted].T @ rows[:fitted] + ridge * torch.eye(rows.shape[1], dtype=rows.dtype)
-        weight = torch.linalg.solve(gram, rows[:fitted].T @ wanted[:fitted])
+        weight = ridge_weights(rows[:fitted], wanted[:fitted], ridge)
         errors.append((rows[fitted:] @ weight - wanted[fitted:]).square().mean())
     return torch.stack(errors)
 
@@ -190,7 +180,11 @@ def test_the_head_chooses_from_a_shuffled_split() -> None:
     analytic.choose(features, targets, seeded(3))
     order = torch.randperm(60, generator=seeded(3))
     phi = (features[order] @ analytic.projection.double().T).clamp_min(0)
-    assert analytic.ridge.item() == RIDGES[int(naive_errors(phi, one_hot(targets[order], 3), 48).argmin())]
+    errors = naive_errors(phi, one_hot(targets[order], 3), 48)
+    assert errors[RIDGES.index(analytic.ridge.item())] <= errors.min() * (
+        1 + 1e-5
+    )  # rounding decides between equal errors
+    assert errors.max() > 1.1 * errors.min()
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
@@ -207,7 +201,7 @@ def test_few_rows_of_one_class(count: int) -> None:
 # --- class-wise weights ---------------------------------------------------------------------------------------------
 
 
-def test_class_wise_weights_by_hand() -> None:
+def test_class_wise_weights() -> None:
     weights = class_balanced(torch.tensor([5, 2, 5, 5]))
     torch.testing.assert_close(weights, torch.tensor([2 / 3, 2.0, 2 / 3, 2 / 3], dtype=torch.float64))
     assert class_balanced(torch.tensor([1, 0, 1, 0])).eq(1).all()  # balanced classes
@@ -228,7 +222,6 @@ def test_a_weight_of_two_equals_a_repeated_row() -> None:
 @pytest.mark.parametrize("method", ["ranpac", "moal"])
 def test_sums_of_the_first_step(make_learner: Make, method: str, reduction: str) -> None:
     learner = make_learner(method=method, reduction=reduction, options={"hidden": 30})
-    assert isinstance(learner, RanPAC | MoAL)
     increment = small_stream([3], [16, 4, 1])[0]
     learner.learn(increment)
     with torch.no_grad():
@@ -255,7 +248,6 @@ def test_whose_images_choose_lambda(
     make_learner: Make, monkeypatch: pytest.MonkeyPatch, method: str, ridge_from: str, choosing: Sequence[int]
 ) -> None:
     learner = make_learner(method=method, options={"hidden": 30, "ridge_from": ridge_from})
-    assert isinstance(learner, RanPAC | MoAL)
     chose: list[int] = []
     choose = learner.analytic.choose
 
@@ -276,7 +268,6 @@ def test_whose_images_choose_lambda(
 
 def test_ranpac_equals_one_ridge_regression_of_all_steps(make_learner: Make) -> None:
     learner = make_learner(method="ranpac", options={"hidden": 30})
-    assert isinstance(learner, RanPAC)
     stream = small_stream([3, 1, 2])
     notes = [learner.learn(increment) for increment in stream]
     assert all(note["ridge"] in RIDGES for note in notes)
@@ -285,7 +276,7 @@ def test_ranpac_equals_one_ridge_regression_of_all_steps(make_learner: Make) -> 
         features, targets = learner.extract_features(small_stream([6])[0])
         phi = learner.analytic.expand(features).double()
     ridge = max(notes[-1]["ridge"], 2.3e-16 * phi.square().sum().item())
-    weight = torch.linalg.solve(phi.T @ phi + ridge * torch.eye(30, dtype=torch.float64), phi.T @ one_hot(targets, 6))
+    weight = ridge_weights(phi, one_hot(targets, 6), ridge)
     torch.testing.assert_close(phi @ learner.analytic.weight, phi @ weight, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(learner.classify(features), 20 * (phi @ weight).float(), rtol=1e-3, atol=2e-2)
 
@@ -299,8 +290,7 @@ def test_ranpac_learns() -> None:
     learner = build_learner(config, as_pretrained, Engine.create("cpu", config.train))
     for increment in Stream(drawn(16, 0), drawn(8, 1), given_arrivals([1, 3, 2]), class_seed=None):
         learner.learn(increment)
-        table = evaluate(learner, increment)["analytic"]
-    assert table.diagonal.sum() / table.values.sum() > 0.8
+    assert (accuracy(predicted_samples(learner, increment)["analytic"]) or 0) > 80
 
 
 # --- MoAL -----------------------------------------------------------------------------------------------------------
@@ -330,7 +320,7 @@ def test_the_drift_of_one_image_is_a_shift() -> None:
     torch.testing.assert_close(fit_drift(old, new, seeded())(others), others + new - old)
 
 
-def test_pseudo_features_by_hand() -> None:
+def test_pseudo_features() -> None:
     means = torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.1, 1.0], [3.0, 0.2]])  # two old classes, two new ones
     features, targets = torch.tensor([[3.0, 1.0], [0.0, 1.0], [3.0, -0.6], [0.2, 1.0]]), torch.tensor([3, 2, 3, 2])
     synthesised, classes = pseudo_features(features, targets, means, 2)
@@ -339,25 +329,16 @@ def test_pseudo_features_by_hand() -> None:
     torch.testing.assert_close(synthesised, expected)
 
 
-class AfterEpoch(Listener):
-    def __init__(self, action: Callable[[], None]) -> None:
-        self.action = action
-
-    def epoch_done(self, progress: FitProgress) -> None:
-        self.action()
-
-
 def flat(adapters: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in adapters.parameters()]).clone()
 
 
-def test_the_running_mean_by_hand(make_learner: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_running_mean(make_learner: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     learner = make_learner(method="moal", options={"momentum": 0.7, "hidden": 30})
-    assert isinstance(learner, MoAL)
     stream = small_stream([2, 2])
     learner.learn(stream[0])
     before, trail = flat(learner.adapters), []
-    learner.learn(stream[1], AfterEpoch(lambda: trail.append(flat(learner.adapters))))
+    learner.learn(stream[1], OnEpoch(lambda _: trail.append(flat(learner.adapters))))
     expected = before
     for after_epoch in trail:
         expected = 0.7 * expected + 0.3 * after_epoch
@@ -370,16 +351,14 @@ def test_the_running_mean_by_hand(make_learner: Make, monkeypatch: pytest.Monkey
 
 def test_the_first_step_adapts_freely(make_learner: Make) -> None:
     learner = make_learner(method="moal", options={"hidden": 30})
-    assert isinstance(learner, MoAL)
     trail: list[Tensor] = []
-    learner.learn(small_stream([3])[0], AfterEpoch(lambda: trail.append(flat(learner.adapters))))
+    learner.learn(small_stream([3])[0], OnEpoch(lambda _: trail.append(flat(learner.adapters))))
     assert torch.equal(flat(learner.adapters), trail[-1])
 
 
-def test_a_step_of_moal_by_hand(make_learner: Make) -> None:
+def test_a_step_of_moal(make_learner: Make) -> None:
     """The second step's weights, from the features of both networks."""
     learner = make_learner(method="moal", options={"hidden": 30, "momentum": 0.5})
-    assert isinstance(learner, MoAL)
     stream = small_stream([3, 2])
     ridge = learner.learn(stream[0])["ridge"]
     gram, moments = learner.analytic.gram.clone(), learner.analytic.moments.clone()
@@ -390,7 +369,7 @@ def test_a_step_of_moal_by_hand(make_learner: Make) -> None:
         features, targets = learner.extract_features(stream[1])
         before, _ = learner.extract_features(stream[1], partial(learner.adapted, learner.earlier))
         drift = fit_drift(before, features, learner.generator(stream[1], "drift"))
-        means = torch.cat([drift(means), torch.stack([features[targets == c].mean(0) for c in (3, 4)])])
+        means = torch.cat([drift(means), class_means(features, targets, (3, 4))])
         torch.testing.assert_close(learner.statistics.means, means)
         old, of_old = pseudo_features(features, targets, means, 3)
 
@@ -429,5 +408,4 @@ def test_moal_remembers(make_learner: Make) -> None:
     learner = make_learner(method="moal")
     for increment in small_stream([1, 3, 2]):
         learner.learn(increment)
-        table = evaluate(learner, increment)["analytic"]
-    assert table.diagonal.sum() / table.values.sum() > 0.6
+    assert (accuracy(predicted_samples(learner, increment)["analytic"]) or 0) > 60

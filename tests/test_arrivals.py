@@ -49,7 +49,7 @@ def test_equal_sizes_differ_by_at_most_one_with_the_larger_first(classes: int, d
     assert list(arrivals.sizes) == sorted(arrivals.sizes, reverse=True)
 
 
-def test_half_holds_half_of_the_classes_first() -> None:
+def test_half_starts_with_half_of_the_classes() -> None:
     assert half_arrivals(100, 6).sizes == (50, 10, 10, 10, 10, 10)
     assert half_arrivals(196, 4).sizes == (98, 33, 33, 32)
     assert half_arrivals(7, 3).sizes == (4, 2, 1)
@@ -60,7 +60,7 @@ def test_half_holds_half_of_the_classes_first() -> None:
     ("make", "classes", "steps"),
     [(equal_arrivals, 5, 6), (equal_arrivals, 1, 2), (half_arrivals, 10, 7), (half_arrivals, 3, 9)],
 )
-def test_too_many_steps_says_how_many_would_do(make: Any, classes: int, steps: int) -> None:
+def test_too_many_steps_are_an_error_with_the_possible_number(make: Any, classes: int, steps: int) -> None:
     with pytest.raises(InputError) as error:
         make(classes, steps)
     most = int(re.findall(r"at most (\d+)", str(error.value))[0])
@@ -107,14 +107,14 @@ def test_sum_bounds_and_orders(setting: tuple[int, int, int, int], alpha: float,
 
 @each(feasible(), seeds)
 @quick
-def test_alpha_to_zero_is_the_equal_split(setting: tuple[int, int, int, int], seed: int) -> None:
+def test_alpha_zero_gives_the_equal_split(setting: tuple[int, int, int, int], seed: int) -> None:
     for alpha in (1e-13, 1e-300):
         assert free_flow(*setting, alpha, "descending", seed).sizes == equal_arrivals(*setting[:2]).sizes
 
 
 @each(feasible(), seeds)
 @quick
-def test_alpha_to_infinity_puts_all_but_one_step_on_the_bounds(setting: tuple[int, int, int, int], seed: int) -> None:
+def test_infinite_alpha_puts_all_but_one_step_on_the_bounds(setting: tuple[int, int, int, int], seed: int) -> None:
     _, _, smallest, largest = setting
     for alpha in (1e12, 1e300):
         between = [size for size in free_flow(*setting, alpha, seed=seed).sizes if size not in (smallest, largest)]
@@ -135,7 +135,7 @@ def test_small_alphas_soon_give_the_equal_split() -> None:
 
 @each(feasible(), seeds)
 @quick
-def test_no_freedom_leaves_one_schedule(setting: tuple[int, int, int, int], seed: int) -> None:
+def test_only_one_schedule_is_possible_without_freedom(setting: tuple[int, int, int, int], seed: int) -> None:
     _, steps, smallest, largest = setting
     for size in (smallest, largest):
         assert set(free_flow(steps * size, steps, smallest, largest, 1.0, seed=seed).sizes) == {size}
@@ -237,7 +237,7 @@ def test_moderate_alpha_gives_the_most_varied_sizes(setting: tuple[int, int, int
 
 @each(st.integers(1, 300), st.integers(1, 40), st.integers(1, 20), st.integers(0, 20))
 @quick
-def test_infeasible_says_what_would_be_feasible(classes: int, steps: int, smallest: int, extra: int) -> None:
+def test_infeasible_bounds_are_an_error_with_feasible_ones(classes: int, steps: int, smallest: int, extra: int) -> None:
     largest = smallest + extra
     if steps * smallest <= classes <= steps * largest:
         assert free_flow(classes, steps, smallest, largest, 1.0).classes == classes
@@ -287,7 +287,7 @@ def test_the_infeasible_sentence() -> None:
         ({"smallest": 16}, "swap"),
     ],
 )
-def test_bad_settings_are_named(change: dict[str, Any], culprit: str) -> None:
+def test_invalid_settings_are_an_error(change: dict[str, Any], culprit: str) -> None:
     setting: dict[str, Any] = {"classes": 100, "steps": 10, "smallest": 1, "largest": 15, "alpha": 1.0} | change
     with pytest.raises(InputError) as error:
         free_flow(**setting)
@@ -346,7 +346,7 @@ def test_numpy_numbers_and_lists_become_plain_values() -> None:
         ({"sizes": [2], "kind": "trace", "labels": ["a", 3]}, "class names"),
     ],
 )
-def test_bad_json_is_named(data: Any, culprit: str) -> None:
+def test_invalid_json_is_an_error(data: Any, culprit: str) -> None:
     with pytest.raises(InputError) as error:
         Arrivals(**data)
     assert culprit in str(error.value)
@@ -448,13 +448,13 @@ def test_trace_respects_time_zones(tmp_path: Path) -> None:
         (["class,time", "a,2024-05-01"], "", ["''"]),
     ],
 )
-def test_bad_traces_are_named(tmp_path: Path, lines: list[str], window: Any, culprits: list[str]) -> None:
+def test_invalid_traces_are_an_error(tmp_path: Path, lines: list[str], window: Any, culprits: list[str]) -> None:
     with pytest.raises(InputError) as error:
         from_trace(write(tmp_path / "trace.csv", *lines), window)
     assert all(culprit in str(error.value) for culprit in culprits), error.value
 
 
-def test_unreadable_traces_are_named(tmp_path: Path) -> None:
+def test_unreadable_traces_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"absent\.csv"):
         from_trace(tmp_path / "absent.csv", "1d")
     with pytest.raises(InputError, match="directory"):
@@ -469,7 +469,7 @@ def test_unreadable_traces_are_named(tmp_path: Path) -> None:
 
 @each(feasible(), st.integers(40, 200), st.booleans())
 @quick
-def test_picture_fits_and_tells_the_numbers(setting: tuple[int, int, int, int], width: int, ascii: bool) -> None:
+def test_picture_fits_and_shows_the_numbers(setting: tuple[int, int, int, int], width: int, ascii: bool) -> None:
     arrivals = free_flow(*setting, 1.0)
     lines = arrivals.draw(width, ascii).splitlines()
     assert max(len(line) for line in lines) <= width
@@ -494,7 +494,7 @@ def test_bars_are_to_scale(ascii: bool) -> None:
     assert gauges[1] == old * len(gauges[0]) + new * (len(gauges[1]) - len(gauges[0]))
 
 
-def test_headline_says_how_the_schedule_was_made() -> None:
+def test_headline_names_the_kind_of_schedule() -> None:
     headline = free_flow(100, 10, 1, 15, 1.0, "descending", 5).draw().splitlines()[0]
     distinct = len(set(free_flow(100, 10, 1, 15, 1.0, seed=5).sizes))
     assert headline == f"100 classes, 10 steps: free-flow, alpha 1, descending, seed 5, {distinct} distinct sizes"
@@ -506,12 +506,12 @@ def test_headline_says_how_the_schedule_was_made() -> None:
     )
 
 
-def test_too_narrow_a_picture_is_refused() -> None:
+def test_too_narrow_a_picture_is_an_error() -> None:
     with pytest.raises(InputError, match=r"39.*40"):
         equal_arrivals(10, 2).draw(39)
 
 
-def test_schedules_do_not_wait_for_heavy_imports() -> None:
+def test_schedules_do_not_import_heavy_packages() -> None:
     heavy = ("torch", "pydantic", "matplotlib", "pandas", "scipy")
     code = f"import sys, ffcil.arrivals; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,7 +1,8 @@
-"""Augmentation against torchvision and Pillow, image by image, with the same parameters."""
+"""Augmentation compared with torchvision and Pillow, image by image, with the same parameters."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +11,17 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as tv
 
+from conftest import captured, seeded
 from ffcil.data.augment import Augmentation, Draws
+from oracles import grey_levels
 
 MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
+pixels = partial(grey_levels, mean=MEAN, std=STD)
 SHAPES = [(32, 32), (17, 17), (20, 31), (9, 4)]
 
 
 def store(n: int, height: int, width: int, seed: int = 0) -> Tensor:
-    return torch.randint(0, 256, (n, 3, height, width), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
+    return torch.randint(0, 256, (n, 3, height, width), generator=seeded(seed)).to(torch.uint8)
 
 
 def still(n: int, padding: int) -> Draws:
@@ -27,15 +31,8 @@ def still(n: int, padding: int) -> Draws:
     return Draws(middle, middle, torch.zeros(n, dtype=torch.bool), torch.ones(n), numbers, floats, numbers)
 
 
-def pixels(normalised: Tensor) -> Tensor:
-    """The uint8 image before normalisation; fails where the value is not near an integer."""
-    values = (normalised.double() * torch.tensor(STD).view(3, 1, 1) + torch.tensor(MEAN).view(3, 1, 1)) * 255
-    assert (values - values.round()).abs().max() < 1e-3
-    return values.round().to(torch.uint8)
-
-
 @pytest.mark.parametrize(("height", "width"), SHAPES)
-def test_crop_is_torchvisions(height: int, width: int) -> None:
+def test_crops_equal_torchvision(height: int, width: int) -> None:
     augmentation, images = Augmentation(MEAN, STD, padding=3), store(5, height, width)
     offsets = torch.cartesian_prod(torch.arange(7), torch.arange(7))  # every offset
     n = len(offsets)
@@ -48,18 +45,16 @@ def test_crop_is_torchvisions(height: int, width: int) -> None:
 
 
 @pytest.mark.parametrize(("height", "width"), SHAPES)
-def test_flip_is_torchvisions(height: int, width: int) -> None:
+def test_flips_equal_torchvision(height: int, width: int) -> None:
     images, flip = store(6, height, width), torch.tensor([True, False, True, True, False, False])
     got = pixels(Augmentation(MEAN, STD).train(images, torch.arange(6), still(6, 4)._replace(flip=flip)))
     for image, flipped, result in zip(images, flip, got, strict=True):
         assert torch.equal(result, tv.horizontal_flip(image) if flipped else image)
 
 
-def test_brightness_is_torchvisions_and_pillows_on_every_value() -> None:
+def test_brightness_equals_torchvision_and_pillow_on_every_value() -> None:
     image = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 3, 16, 16).contiguous()
-    factors = torch.cat(
-        [torch.linspace(0, 2, 41), torch.rand(60, generator=torch.Generator().manual_seed(1)) * 0.5 + 0.75]
-    )
+    factors = torch.cat([torch.linspace(0, 2, 41), torch.rand(60, generator=seeded(1)) * 0.5 + 0.75])
     n = len(factors)
     got = pixels(
         Augmentation(MEAN, STD).train(
@@ -72,7 +67,7 @@ def test_brightness_is_torchvisions_and_pillows_on_every_value() -> None:
         assert torch.equal(result, tv.pil_to_tensor(tv.adjust_brightness(picture, factor)))
 
 
-def test_normalisation_is_torchvisions() -> None:
+def test_normalisation_equals_torchvision() -> None:
     images = store(8, 32, 32)
     want = tv.normalize(tv.to_dtype(images, torch.float32, scale=True), list(MEAN), list(STD))
     augmentation = Augmentation(MEAN, STD)
@@ -101,9 +96,9 @@ def one_by_one(augmentation: Augmentation, images: Tensor, rows: Tensor, draws: 
 
 @pytest.mark.parametrize(("height", "width"), SHAPES)
 @pytest.mark.parametrize("padding", [0, 1, 4, 12])
-def test_all_together_as_one_image_at_a_time(height: int, width: int, padding: int) -> None:
+def test_batches_equal_torchvision_applied_to_single_images(height: int, width: int, padding: int) -> None:
     augmentation, images = Augmentation(MEAN, STD, padding=padding), store(30, height, width)
-    generator = torch.Generator().manual_seed(padding)
+    generator = seeded(padding)
     rows = torch.randint(0, 30, (64,), generator=generator)  # some twice
     draws = augmentation.draw(64, generator)
     before = images.clone()
@@ -120,18 +115,18 @@ def test_memory_mapped_store(tmp_path: Path) -> None:
     np.save(path, images.numpy())
     mapped = torch.from_numpy(np.load(path, mmap_mode="c"))
     augmentation = Augmentation(MEAN, STD)
-    draws = augmentation.draw(10, torch.Generator().manual_seed(0))
+    draws = augmentation.draw(10, seeded())
     rows = torch.arange(10)
     assert torch.equal(augmentation.train(mapped, rows, draws), augmentation.train(images, rows, draws))
 
 
 def test_draw_ranges_and_types() -> None:
-    draws = Augmentation(MEAN, STD).draw(20_000, torch.Generator().manual_seed(0))
+    draws = Augmentation(MEAN, STD).draw(20_000, seeded())
     integer, real = torch.int64, torch.float32
     assert [part.dtype for part in draws] == [integer, integer, torch.bool, real, integer, real, integer]
     assert all(part.shape == (20_000,) for part in draws[:4])
     assert all(part.shape == (20_000, 0) for part in draws[4:])
-    for offsets in (draws.top, draws.left):  # uniform over 0 .. 8: each within five standard deviations
+    for offsets in (draws.top, draws.left):  # uniform over 0 to 8, within five standard deviations
         assert offsets.unique().tolist() == list(range(9))
         assert (torch.bincount(offsets) - 20_000 / 9).abs().max() < 5 * (20_000 * 8 / 81) ** 0.5
     pairs = (draws.top * 9 + draws.left).unique()
@@ -143,15 +138,15 @@ def test_draw_ranges_and_types() -> None:
     assert abs(draws.brightness.mean() - 1) < 0.01
 
 
-def test_draw_is_determined_by_the_generator() -> None:
+def test_draws_are_determined_by_the_generator() -> None:
     augmentation = Augmentation(MEAN, STD)
-    first, again, other = (augmentation.draw(50, torch.Generator().manual_seed(seed)) for seed in (3, 3, 4))
+    first, again, other = (augmentation.draw(50, seeded(seed)) for seed in (3, 3, 4))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(first[:4], other[:4], strict=True))
 
 
-def test_what_is_switched_off_draws_nothing_but_consumes_the_same_randomness() -> None:
-    on, off = torch.Generator().manual_seed(0), torch.Generator().manual_seed(0)
+def test_disabled_operations_consume_the_same_random_numbers() -> None:
+    on, off = seeded(), seeded()
     Augmentation(MEAN, STD).draw(100, on)
     draws = Augmentation(MEAN, STD, padding=0, flip=False, brightness=0).draw(100, off)
     assert draws.top.eq(0).all()
@@ -165,27 +160,19 @@ def test_what_is_switched_off_draws_nothing_but_consumes_the_same_randomness() -
 
 
 @pytest.mark.parametrize("field", [{"padding": -1}, {"brightness": 1.5}, {"brightness": -0.1}, {"cutout": -1}])
-def test_impossible_parameters_are_refused(field: dict[str, float]) -> None:
+def test_invalid_parameters_are_an_error(field: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(field))):
         Augmentation(MEAN, STD, **field)  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu
-def test_a_captured_graph_gives_what_the_cpu_gives() -> None:
+def test_a_captured_graph_equals_the_cpu() -> None:
     augmentation, images = Augmentation(MEAN, STD), store(200, 32, 32)
     device = torch.device("cuda")
-    generator = torch.Generator().manual_seed(0)
-    there = images.to(device)
+    generator, store_on_gpu = seeded(), images.to(device)
     rows = torch.zeros(64, dtype=torch.int64, device=device)
     draws = Draws(*(part.to(device) for part in still(64, 4)))
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        augmentation.train(there, rows, draws)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = augmentation.train(there, rows, draws)
+    graph, result = captured(lambda: augmentation.train(store_on_gpu, rows, draws))
     for _ in range(3):
         new_rows, new = torch.randint(0, 200, (64,), generator=generator), augmentation.draw(64, generator)
         rows.copy_(new_rows)

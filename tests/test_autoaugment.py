@@ -1,10 +1,11 @@
-"""AutoAugment against torchvision's operations, one image at a time; Cutout against a loop over pixels."""
+"""AutoAugment compared with torchvision, image by image; Cutout compared with a loop over pixels."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 from torchvision.transforms import AutoAugment, AutoAugmentPolicy, InterpolationMode
 from torchvision.transforms.autoaugment import _apply_op
 
-from conftest import small_config, small_stream, write_colours
+from conftest import seeded, small_config, small_stream, write_colours
 from ffcil.config.settings import Phase
 from ffcil.data.augment import Augmentation, Draws
 from ffcil.data.autoaugment import (
@@ -33,8 +34,10 @@ from ffcil.runs.run import Run
 from ffcil.training.batches import ImageSource
 from ffcil.training.engine import Engine
 from ffcil.training.fit import Optimisation, ParameterGroup, Training, fit
+from oracles import grey_levels
 
 MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
+pixels = partial(grey_levels, mean=MEAN, std=STD)
 SIZES = [(32, 32), (21, 34), (33, 20)]
 NAMES: list[PolicyName] = ["cifar10", "imagenet", "svhn"]
 GEOMETRY = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
@@ -47,36 +50,36 @@ OPERATIONS = [
     *(Operation(n) for n in WITHOUT_BIN),
 ]
 EVERYTHING: Policy = tuple(((o.name, 1.0, o.bin), ("Invert", 0.0, None)) for o in OPERATIONS if not o.negative)
-"""a policy that has every operation at every strength"""
+"""A policy with every operation at every strength."""
 
 
 def noise(n: int, height: int, width: int, seed: int = 0) -> Tensor:
-    return torch.randint(0, 256, (n, 3, height, width), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
+    return torch.randint(0, 256, (n, 3, height, width), generator=seeded(seed)).to(torch.uint8)
 
 
 def smooth(n: int, height: int, width: int) -> Tensor:
-    """Slow waves in each channel, with a range of its own that leaves out the darkest and the brightest values."""
+    """Slow waves. Every channel has its own range, without the darkest and the brightest values."""
     y, x = torch.meshgrid(torch.linspace(0, 3, height), torch.linspace(0, 4, width), indexing="ij")
     k = torch.arange(3 * n).view(n, 3, 1, 1)
     return (110 + (20 + 6 * (k % 12)) * torch.sin(x * (1 + 0.1 * k) + k) * torch.cos(y + 0.3 * k)).to(torch.uint8)
 
 
 def one_colour(n: int, height: int, width: int) -> Tensor:
-    """The darkest, the brightest and some other value, in the three channels."""
+    """Images of one colour, with the darkest, the brightest and another value in the three channels."""
     other = torch.arange(n) % 254 + 1
     colours = torch.stack([torch.zeros(n), torch.full((n,), 255), other], 1).to(torch.uint8)
     return colours[:, :, None, None].expand(n, 3, height, width).contiguous()
 
 
 def two_values(n: int, height: int, width: int) -> Tensor:
-    """One pixel that differs: the step of equalize is then H * W - 1 or 1 over 255, cut to 0 in small images."""
+    """Images in which one pixel differs: the step of equalize is (H * W - 1) // 255 or 1 // 255, 0 in small images."""
     images = torch.full((n, 3, height, width), 90, dtype=torch.uint8)
     images[::2, :, 1, 2], images[1::2, :, 1, 2] = 200, 3
     return images
 
 
 def expected_magnitude(operation: Operation, height: int, width: int) -> float:
-    """torchvision's, except that solarize begins at 256, where nothing at all is inverted."""
+    """Magnitude in torchvision, except that solarize starts at 256, which inverts nothing."""
     if operation.bin is None:
         return 0.0
     if operation.name == "Solarize":
@@ -102,7 +105,7 @@ def augmented(images: Tensor, policy: Policy, first: Sequence[Operation], second
     steps = torch.stack([numbers(policy, first), numbers(policy, second)], 1)
     values = images.float()
     result = auto_augment(values, policy, steps)
-    assert torch.equal(values, images.float())  # the images that go in are left alone
+    assert torch.equal(values, images.float())  # the input is not changed
     assert result.dtype == torch.float32
     assert torch.equal(result, result.to(torch.uint8).float())
     return result.to(torch.uint8)
@@ -111,7 +114,7 @@ def augmented(images: Tensor, policy: Policy, first: Sequence[Operation], second
 @pytest.mark.parametrize(("height", "width"), SIZES)
 @pytest.mark.parametrize("images", [noise, smooth, one_colour, two_values])
 @pytest.mark.parametrize("place", ["first", "second"])
-def test_every_operation_is_torchvisions(images: object, height: int, width: int, place: str) -> None:
+def test_every_operation_equals_torchvision(images: object, height: int, width: int, place: str) -> None:
     assert callable(images)
     store = images(len(OPERATIONS), height, width)
     still = [Operation("Identity")] * len(OPERATIONS)
@@ -120,20 +123,20 @@ def test_every_operation_is_torchvisions(images: object, height: int, width: int
         assert torch.equal(result, by_torchvision(image, operation)), operation
 
 
-def test_every_operation_does_something() -> None:
-    """Else the comparison above would compare nothing with nothing."""
+def test_strong_operations_change_images() -> None:
+    """Otherwise the comparison with torchvision would be without meaning."""
     image = smooth(1, 32, 32)
     for operation in OPERATIONS:
         strong = operation.bin == BINS - 1 or operation.name in WITHOUT_BIN
         changed = not torch.equal(augmented(image, EVERYTHING, [operation], [Operation("Identity")]), image)
         assert changed if strong else True, operation
         if operation.bin == 0:
-            assert not changed, operation  # the weakest is nothing, of solarize too
+            assert not changed, operation  # the weakest strength changes nothing
 
 
 @pytest.mark.parametrize("images", [noise, smooth])
-def test_two_operations_one_after_the_other(images: object) -> None:
-    """Every pair of operations, geometry before and after colour and geometry after geometry included."""
+def test_pairs_of_operations(images: object) -> None:
+    """Every pair of operations, in both orders."""
     assert callable(images)
     chosen = [o for o in OPERATIONS if o.bin in (None, 3, 8)]
     pairs = [(a, b) for a in chosen for b in chosen]
@@ -144,9 +147,9 @@ def test_two_operations_one_after_the_other(images: object) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_published_policy_is_the_same_with_its_own_tables(name: PolicyName) -> None:
+def test_operations_of_a_published_policy(name: PolicyName) -> None:
     policy, store = published_policy(name), smooth(300, 32, 32)
-    steps = draw_operations(policy, 300, torch.Generator().manual_seed(3))
+    steps = draw_operations(policy, 300, seeded(3))
     got = auto_augment(store.float(), policy, steps).to(torch.uint8)
     operations = operations_of(policy)
     for image, (a, b), result in zip(store, steps.tolist(), got, strict=True):
@@ -161,8 +164,8 @@ def test_tiny_images(height: int, width: int) -> None:
         assert torch.equal(result, by_torchvision(image, operation)), operation
 
 
-def test_every_colour_has_torchvisions_grey() -> None:
-    """Each of 2^24 colours is too many; each red with each green, and a blue of its own, is not."""
+def test_grey_levels_of_colours_equal_torchvision() -> None:
+    """Every red with every green, each with some blue. All 2^24 colours would be too many."""
     red, green = torch.meshgrid(torch.arange(256), torch.arange(256), indexing="ij")
     image = torch.stack([red, green, (red * 7 + green * 13) % 256]).to(torch.uint8)
     grey = Operation("Color", 9, negative=True)
@@ -180,7 +183,7 @@ def test_the_fill_is_grey() -> None:
 # --- what is drawn -------------------------------------------------------------------------------------------------
 
 
-def test_policies_are_torchvisions() -> None:
+def test_policies_equal_torchvision() -> None:
     for name in NAMES:
         assert list(published_policy(name)) == AutoAugment(AutoAugmentPolicy(name)).policies
         assert operations_of(published_policy(name))[0] == Operation("Identity")
@@ -189,9 +192,9 @@ def test_policies_are_torchvisions() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_frequencies_of_operations(name: PolicyName) -> None:
-    """Each operation of each step as often as the sub-policies say, with either sign, within five deviations."""
+    """Operations and signs are as frequent as in the sub-policies, within five standard deviations."""
     policy, n = published_policy(name), 200_000
-    steps = draw_operations(policy, n, torch.Generator().manual_seed(1))
+    steps = draw_operations(policy, n, seeded(1))
     assert steps.dtype == torch.int64
     for place in (0, 1):
         expected = dict.fromkeys(operations_of(policy), 0.0)
@@ -206,14 +209,14 @@ def test_frequencies_of_operations(name: PolicyName) -> None:
             assert abs(count - share) <= 5 * (share * (1 - share) / n) ** 0.5, operation_
 
 
-def test_the_two_steps_come_from_one_sub_policy_and_are_otherwise_independent() -> None:
+def test_both_operations_come_from_one_sub_policy_and_are_otherwise_independent() -> None:
     policy: Policy = (
         (("Rotate", 0.5, 3), ("Color", 0.25, 4)),
         (("Invert", 1.0, None), ("Equalize", 1.0, None)),
         (("ShearX", 0.0, 5), ("Solarize", 1.0, 6)),
     )
     n = 120_000
-    steps = draw_operations(policy, n, torch.Generator().manual_seed(2))
+    steps = draw_operations(policy, n, seeded(2))
     names = [operation.name for operation in operations_of(policy)]
     got: dict[tuple[str, str], float] = {}
     for (a, b), count in zip(*(part.tolist() for part in steps.unique(dim=0, return_counts=True)), strict=True):
@@ -233,14 +236,14 @@ def test_the_two_steps_come_from_one_sub_policy_and_are_otherwise_independent() 
         assert abs(both.count(pair) / len(both) - 0.25) < 5 * (0.1875 / len(both)) ** 0.5
 
 
-def test_draws_without_auto_are_what_they_were_before_there_was_any() -> None:
-    """As a run with augment=standard has drawn them from the first version on."""
-    generator = torch.Generator().manual_seed(0)
+def test_auto_augmentation_does_not_change_the_other_draws() -> None:
+    """Runs of earlier versions with augment=standard drew the same numbers."""
+    generator = seeded()
     offsets = torch.randint(0, 9, (2, 40), generator=generator)
     flip, brightness = torch.rand(2, 40, generator=generator)
     after = generator.get_state()
     for auto in (False, True):
-        again = torch.Generator().manual_seed(0)
+        again = seeded()
         draws = replace(CIFAR100_AUGMENTATION, auto=auto).draw(40, again)
         assert torch.equal(draws.top, offsets[0])
         assert torch.equal(draws.left, offsets[1])
@@ -253,25 +256,19 @@ def test_draws_without_auto_are_what_they_were_before_there_was_any() -> None:
 # --- within Augmentation -------------------------------------------------------------------------------------------
 
 
-def pixels(normalised: Tensor) -> Tensor:
-    values = (normalised.double() * torch.tensor(STD).view(3, 1, 1) + torch.tensor(MEAN).view(3, 1, 1)) * 255
-    assert (values - values.round()).abs().max() < 1e-3
-    return values.round().to(torch.uint8)
-
-
 def still(n: int, hole: Tensor) -> Draws:
-    """Parameters that leave the image as it is, but for the hole."""
+    """Parameters that change nothing but the hole."""
     nowhere = torch.zeros(n, dtype=torch.int64)
     operations, box = nowhere.new_zeros(n, 2), nowhere.new_empty(n, 0)
     return Draws(nowhere, nowhere, nowhere.bool(), torch.ones(n), operations, hole, box)
 
 
 @pytest.mark.parametrize("side", [1, 5, 16, 64])
-def test_cutout_is_a_square_about_each_pixel_cut_at_the_borders(side: int) -> None:
+def test_cutout_is_a_square_cut_at_the_borders(side: int) -> None:
     height, width = 12, 17
     centres = [(y, x) for y in range(height) for x in range(width)]
-    # from the first number of a pixel to the last that is still its own
-    within = torch.rand(len(centres), 2, generator=torch.Generator().manual_seed(0)) * 0.98 + 0.01
+    # numbers between the borders of a pixel
+    within = torch.rand(len(centres), 2, generator=seeded()) * 0.98 + 0.01
     hole = (torch.tensor(centres) + within) / torch.tensor([height, width])
     images = noise(len(centres), height, width).clamp(min=1)
     got = pixels(Augmentation(MEAN, STD, 0, auto=True, cutout=side).train(images, torch.arange(204), still(204, hole)))
@@ -284,10 +281,10 @@ def test_cutout_is_a_square_about_each_pixel_cut_at_the_borders(side: int) -> No
         assert torch.equal(result, image)
 
 
-def test_the_centre_of_the_hole_is_any_pixel_alike() -> None:
+def test_the_centre_of_the_hole_is_uniform_over_pixels() -> None:
     augmentation = Augmentation(MEAN, STD, 0, flip=False, brightness=0, auto=True, cutout=1)
     n = 40_000
-    hole = augmentation.draw(n, torch.Generator().manual_seed(0)).hole
+    hole = augmentation.draw(n, seeded()).hole
     white = torch.full((1, 3, 5, 4), 255, dtype=torch.uint8)
     got = pixels(augmentation.train(white, torch.zeros(n, dtype=torch.int64), still(n, hole)))
     share = (got[:, 0] == 0).double().mean(0)
@@ -295,17 +292,17 @@ def test_the_centre_of_the_hole_is_any_pixel_alike() -> None:
 
 
 def test_the_ends_of_the_uniform_numbers() -> None:
-    """The largest number below 1 is in the last pixel and the last sub-policy, not beyond."""
+    """The largest number below 1 selects the last pixel and the last sub-policy."""
     largest = torch.nextafter(torch.tensor(1.0), torch.tensor(0.0))
     sizes = torch.arange(1, 5000)
     assert torch.equal((largest * sizes).long(), sizes - 1)
 
 
-def test_order_of_the_whole() -> None:
-    """Crop, flip, brightness, AutoAugment, Cutout, normalisation: each as its own test has it, in that order."""
+def test_order_of_all_operations() -> None:
+    """Crop, flip, brightness, AutoAugment, Cutout, normalisation."""
     standard = Augmentation(MEAN, STD, policy="svhn", cutout=7)
     auto, images, rows = replace(standard, auto=True), noise(20, 24, 32), torch.arange(60) % 20
-    draws = auto.draw(60, torch.Generator().manual_seed(5))
+    draws = auto.draw(60, seeded(5))
     values = pixels(standard.train(images, rows, draws))
     policy = published_policy("svhn")
     want = auto_augment(values.float(), policy, draws.operations)
@@ -315,9 +312,9 @@ def test_order_of_the_whole() -> None:
     assert not torch.equal(values, want.to(torch.uint8))
 
 
-def test_without_a_hole() -> None:
+def test_cutout_can_be_turned_off() -> None:
     whole = Augmentation(MEAN, STD, auto=True, cutout=0)
-    draws = whole.draw(30, torch.Generator().manual_seed(5))
+    draws = whole.draw(30, seeded(5))
     assert draws.hole.shape == (30, 0)
     white = torch.full((30, 3, 8, 8), 255, dtype=torch.uint8)
     plain = still(30, draws.hole)._replace(top=torch.full((30,), 4), left=torch.full((30,), 4))
@@ -327,7 +324,7 @@ def test_without_a_hole() -> None:
 # --- within a run --------------------------------------------------------------------------------------------------
 
 
-def test_each_data_set_has_its_auto_form(tmp_path: Path) -> None:
+def test_auto_augmentation_of_each_data_set(tmp_path: Path) -> None:
     assert not CIFAR100_AUGMENTATION.auto
     assert (CIFAR100_AUGMENTATION.policy, CIFAR100_AUGMENTATION.cutout) == ("cifar10", 16)
     assert (GLYPHS_AUGMENTATION.policy, GLYPHS_AUGMENTATION.cutout) == ("svhn", 8)
@@ -337,8 +334,8 @@ def test_each_data_set_has_its_auto_form(tmp_path: Path) -> None:
         assert (augmentation.policy, augmentation.cutout) == form
 
 
-def test_fit_trains_on_what_train_gives() -> None:
-    """The batches of a fit are those of `draw` and `train`, and two epochs have different ones."""
+def test_fit_uses_the_batches_of_draw_and_train() -> None:
+    """Two epochs have different batches."""
     augmentation = Augmentation(MEAN, STD, padding=1, auto=True, cutout=6)
     settings = small_config(train={"augment": "auto"}).train
     engine, data = Engine.create("cpu", settings), small_stream([2])[0].train
@@ -355,14 +352,14 @@ def test_fit_trains_on_what_train_gives() -> None:
     assert [batch.shape for batch in seen] == [(2 * settings.batch, 3, 16, 16)] * 4
     assert not torch.equal(seen[0], seen[2])
     black = [(pixels(batch) == 0).all(1).float().mean() for batch in seen]
-    assert min(black) > 0.05  # holes of 36 of 256 pixels, less where they are cut
+    assert min(black) > 0.05  # holes of 36 of 256 pixels, or fewer at the borders
     values = pixels(torch.cat(seen))
     fill = (values == 128).all(1).flatten(1).float().mean(1)
-    assert 0.05 < (fill > 0.05).float().mean() < 0.6  # moved images show the grey fill, the others hardly any
+    assert 0.05 < (fill > 0.05).float().mean() < 0.6  # only moved images show the grey fill
 
 
-def test_a_run_with_auto_is_a_run_of_its_own(colours: Path, tmp_path: Path) -> None:
-    """It uses the folder's auto form, can be repeated, and still learns what there is to learn."""
+def test_a_run_with_auto_augmentation(colours: Path, tmp_path: Path) -> None:
+    """It uses the policy of folders, is reproducible, and learns."""
     losses: dict[str, list[float]] = {}
     for name in ("standard", "auto", "auto again"):
         config = small_config(

@@ -1,8 +1,7 @@
-"""WA, LwF, BiC and EWC against loops written out by hand."""
+"""WA, LwF, BiC and EWC compared with plain loops."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import AUGMENTATION, OnEpoch, small_config, small_stream
+from conftest import AUGMENTATION, Make, OnEpoch, begin_second_step, seeded, small_config, small_stream
 from ffcil.config.resolve import resolve
 from ffcil.data.augment import Augmentation
 from ffcil.methods import Learner, build_learner
@@ -27,58 +26,50 @@ from ffcil.training.batches import ImageSource
 from ffcil.training.engine import Engine
 from ffcil.training.fit import Optimisation, Training, fit
 from ffcil.training.progress import FitProgress
+from oracles import cross_entropy, distillation, reduced
 from test_run import Bomb, config, counts, records
 
-Make = Callable[..., Learner]
 REDUCTIONS = ["mean", "class_wise_mean"]
 STILL = Augmentation(mean=AUGMENTATION.mean, std=AUGMENTATION.std, padding=0, flip=False, brightness=0.0)
 
 
-def at_second_step(learner: Learner, sizes: tuple[int, int] = (2, 3)) -> Stream:
-    """Trained on the first step, grown for the second, its new rows and backbone moved a little from the teacher."""
-    stream = small_stream(sizes)
-    learner.learn(stream[0])
-    learner.begin(stream[1])
-    learner.eval()
+def begin_and_move(learner: Learner) -> None:
+    """Prepare a learner for its second step and change its parameters a little, so that it differs from its teacher."""
+    begin_second_step(learner)
     with torch.no_grad():
         for parameter in learner.parameters():
             if parameter.requires_grad:
-                parameter += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5))
-    return stream
+                parameter += 0.02 * torch.randn(parameter.shape, generator=seeded(5))
 
 
-def softened(logits: Tensor, temperature: float) -> list[float]:
-    exponentials = [math.exp(value / temperature) for value in logits.tolist()]
-    return [value / sum(exponentials) for value in exponentials]
-
-
-def reduced(losses: list[float], targets: list[int], reduction: str) -> float:
-    if reduction == "mean":
-        return sum(losses) / len(losses)
-    by_class = {c: [loss for loss, t in zip(losses, targets, strict=True) if t == c] for c in targets}
-    return sum(sum(of_class) / len(of_class) for of_class in by_class.values()) / len(by_class)
+def assert_loss(
+    learner: WA | LwF | EWC, targets: list[int], reduction: str, loss_of_sample: Callable[[Tensor, Tensor, int], Tensor]
+) -> None:
+    """Compare the loss of a batch with that of its samples: (logits, logits of the teacher, target) -> loss."""
+    images = torch.randn(6, 3, 16, 16)
+    with torch.no_grad():
+        logits = learner.head(learner.backbone(images))
+        teacher = logits if isinstance(learner, EWC) else learner.teacher(images)
+        losses = [loss_of_sample(*sample) for sample in zip(logits, teacher, targets, strict=True)]
+        expected = float(reduced(losses, targets, reduction))
+        if isinstance(learner, EWC):
+            expected += learner.penalty().item()
+        assert learner.loss(images, torch.tensor(targets)).item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_wa_weighs_by_the_share_of_old_classes(make_learner: Make, reduction: str) -> None:
+def test_wa_weights_its_losses_by_the_share_of_old_classes(make_learner: Make, reduction: str) -> None:
     learner = make_learner(method="wa", reduction=reduction)
-    assert isinstance(learner, WA)
-    at_second_step(learner, (2, 3))
-    images, targets = torch.randn(6, 3, 16, 16), [0, 2, 2, 4, 1, 2]
-    with torch.no_grad():
-        logits = learner.head(learner.backbone(images))
-        teacher = learner.teacher(images)
-        losses = []
-        for k, target in enumerate(targets):
-            soft, own = softened(teacher[k], 2.0), softened(logits[k, :2], 2.0)
-            kd = -sum(p * math.log(q) for p, q in zip(soft, own, strict=True))
-            losses.append(3 / 5 * -math.log(softened(logits[k], 1.0)[target]) + 2 / 5 * kd)
-        loss = learner.loss(images, torch.tensor(targets)).item()
-    assert loss == pytest.approx(reduced(losses, targets, reduction), rel=1e-5)
+    begin_and_move(learner)
+
+    def loss(logits: Tensor, teacher: Tensor, target: int) -> Tensor:
+        return 3 / 5 * cross_entropy(logits, target) + 2 / 5 * distillation(logits[:2], teacher)
+
+    assert_loss(learner, [0, 2, 2, 4, 1, 2], reduction, loss)
 
 
 @pytest.mark.parametrize(("fields", "eta"), [({}, 1.0), ({"robust": True}, 0.1)])
-def test_wa_aligns_and_diwa_takes_its_place(make_learner: Make, fields: dict[str, Any], eta: float) -> None:
+def test_diwa_replaces_the_alignment_of_wa(make_learner: Make, fields: dict[str, Any], eta: float) -> None:
     learner = make_learner(method="wa", **fields)
     stream = small_stream([2, 1])
     assert learner.learn(stream[0])["alignment"] is None
@@ -87,40 +78,30 @@ def test_wa_aligns_and_diwa_takes_its_place(make_learner: Make, fields: dict[str
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_lwfs_loss_by_hand(make_learner: Make, reduction: str) -> None:
+def test_loss_of_lwf(make_learner: Make, reduction: str) -> None:
     learner = make_learner(method="lwf", reduction=reduction)
-    assert isinstance(learner, LwF)
-    at_second_step(learner, (2, 3))
-    images, targets = torch.randn(6, 3, 16, 16), [3, 2, 2, 4, 4, 2]
-    with torch.no_grad():
-        logits = learner.head(learner.backbone(images))
-        teacher = learner.teacher(images)
-        losses = []
-        for k, target in enumerate(targets):
-            soft, own = softened(teacher[k], 2.0), softened(logits[k, :2], 2.0)
-            kd = -sum(p * math.log(q) for p, q in zip(soft, own, strict=True))
-            losses.append(-math.log(softened(logits[k, 2:], 1.0)[target - 2]) + 3 * kd)
-        loss = learner.loss(images, torch.tensor(targets)).item()
-    assert loss == pytest.approx(reduced(losses, targets, reduction), rel=1e-5)
+    begin_and_move(learner)
+
+    def loss(logits: Tensor, teacher: Tensor, target: int) -> Tensor:
+        return cross_entropy(logits[2:], target - 2) + 3 * distillation(logits[:2], teacher)
+
+    assert_loss(learner, [3, 2, 2, 4, 4, 2], reduction, loss)
 
 
-def test_lwf_moves_old_rows_by_distillation_alone(make_learner: Make) -> None:
+def test_only_distillation_changes_the_old_rows_of_lwf(make_learner: Make) -> None:
     images, targets = torch.randn(6, 3, 16, 16), torch.tensor([3, 2, 2, 4, 4, 2])
     for weight in (0.0, 3.0):
         learner = make_learner(method="lwf", options={"distillation_weight": weight})
-        assert isinstance(learner, LwF)
-        at_second_step(learner, (2, 3))
+        begin_and_move(learner)
         learner.loss(images, targets).backward()
-        assert learner.head.weight.grad is not None
         moved = learner.head.weight.grad.abs().sum(dim=1) > 0
         assert moved.tolist() == [weight > 0] * 2 + [True] * 3
 
 
 @pytest.mark.parametrize("method", ["lwf", "ewc"])
-def test_a_class_that_arrives_alone_leaves_its_row_as_drawn(make_learner: Make, method: str) -> None:
-    """Cross-entropy over one class has no gradient; the network must come through unharmed."""
+def test_the_row_of_a_single_new_class_keeps_its_initial_values(make_learner: Make, method: str) -> None:
+    """Cross-entropy over one class has no gradient. The network still classifies the old classes."""
     learner = make_learner(method=method, train={"later": {"epochs": 2, "learning_rate": 0.05, "weight_decay": 0.0}})
-    assert isinstance(learner, LwF | EWC)
     stream = small_stream([3, 1])
     learner.learn(stream[0])
     learner.begin(stream[1])
@@ -134,9 +115,8 @@ def test_a_class_that_arrives_alone_leaves_its_row_as_drawn(make_learner: Make, 
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_bics_loss_takes_corrected_scores_of_student_and_teacher(make_learner: Make, reduction: str) -> None:
+def test_loss_of_bic_uses_corrected_scores_of_student_and_teacher(make_learner: Make, reduction: str) -> None:
     learner = make_learner(method="bic", reduction=reduction)
-    assert isinstance(learner, BiC)
     stream = small_stream([2, 1, 2])
     for position in (0, 1):
         learner.learn(stream[position])
@@ -148,19 +128,18 @@ def test_bics_loss_takes_corrected_scores_of_student_and_teacher(make_learner: M
 
     def corrected(backbone: torch.nn.Module, head: Any) -> Tensor:
         scores: Tensor = backbone(images) @ head.weight.T + head.bias
-        scores[:, 2] = 0.7 * scores[:, 2] - 0.3  # step 1 is never corrected, step 3 not yet
+        scores[:, 2] = 0.7 * scores[:, 2] - 0.3  # of step 2; step 1 is never corrected, step 3 not yet
         return scores
 
     with torch.no_grad():
         logits = corrected(learner.backbone, learner.head)
         teacher = corrected(learner.teacher.backbone, learner.teacher.head)
-        losses = []
-        for k, target in enumerate(targets):
-            soft, own = softened(teacher[k], 2.0), softened(logits[k, :3], 2.0)
-            kd = -sum(p * math.log(q) for p, q in zip(soft, own, strict=True))
-            losses.append(2 / 5 * -math.log(softened(logits[k], 1.0)[target]) + 3 / 5 * kd)
+        losses = [
+            2 / 5 * cross_entropy(own, target) + 3 / 5 * distillation(own[:3], soft)
+            for own, soft, target in zip(logits, teacher, targets, strict=True)
+        ]
         loss = learner.loss(images, torch.tensor(targets)).item()
-    assert loss == pytest.approx(reduced(losses, targets, reduction), rel=1e-5)
+    assert loss == pytest.approx(float(reduced(losses, targets, reduction)), rel=1e-5)
 
 
 def held_out_losses(learner: BiC, stream: Stream, rows: Tensor) -> Callable[[Tensor], Tensor]:
@@ -177,12 +156,11 @@ def held_out_losses(learner: BiC, stream: Stream, rows: Tensor) -> Callable[[Ten
     return loss
 
 
-def test_bics_correction_is_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many small steps on untouched images end where LBFGS ends. Some labels are wrong, or it would be at infinity."""
+def test_correction_of_bic_is_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many small steps without augmentation reach the optimum of LBFGS. Wrong labels keep the optimum finite."""
     phase = {"epochs": 150, "learning_rate": 0.05, "schedule": "cosine", "weight_decay": 0.0}
     settings = small_config(method="bic", memory={"budget": 120}, options={"held_out": 0.25})
     learner = build_learner(settings, STILL, Engine.create("cpu", settings.train))
-    assert isinstance(learner, BiC)
     stream = small_stream([2, 3], per_class=[32] * 5)
     wrong = torch.where(
         torch.arange(160) % 4 == 0, (stream.train.labels + torch.arange(160) // 4) % 5, stream.train.labels
@@ -211,15 +189,14 @@ def test_bics_correction_is_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None
         return value
 
     solver.step(closure)  # type: ignore[no-untyped-call]
-    assert notes["bias"][0] == [1.0, 0.0]  # of the first step there is nothing to correct
+    assert notes["bias"][0] == [1.0, 0.0]  # the first step is not corrected
     assert notes["bias"][1] == pytest.approx(best.tolist(), abs=0.02)
-    assert notes["bias"][1] != pytest.approx([1.0, 0.0], abs=0.02)  # and that is not where it began
+    assert notes["bias"][1] != pytest.approx([1.0, 0.0], abs=0.02)  # the initial value
 
 
 @pytest.mark.parametrize("sizes", [[3, 3], [1, 1], [2, 1]])
-def test_bics_correction_lowers_the_loss_on_held_out_images(make_learner: Make, sizes: list[int]) -> None:
+def test_correction_of_bic_lowers_the_loss_on_held_out_images(make_learner: Make, sizes: list[int]) -> None:
     learner = make_learner(method="bic")
-    assert isinstance(learner, BiC)
     stream = small_stream(sizes)
     assert learner.learn(stream[0])["bias"] == [[1.0, 0.0]]
     held_out = torch.cat(learner.held_out(stream[1]))
@@ -229,10 +206,9 @@ def test_bics_correction_lowers_the_loss_on_held_out_images(make_learner: Make, 
     assert notes["held_out"] == len(held_out)
 
 
-def test_bic_never_trains_on_held_out_images(make_learner: Make) -> None:
+def test_bic_does_not_train_on_held_out_images(make_learner: Make) -> None:
     per_class = [40, 1, 40, 2, 40, 1, 40]
     learner = make_learner(method="bic", memory={"budget": 100})
-    assert isinstance(learner, BiC)
     stream = small_stream([3, 1, 3], per_class)
     for increment in stream:
         rows, before = learner.training_rows(increment), set(learner.exemplars.rows().tolist())
@@ -241,17 +217,17 @@ def test_bic_never_trains_on_held_out_images(make_learner: Make) -> None:
         else:
             held = learner.held_out(increment)
             assert [set(stream.train.labels[rows].tolist()) for rows in held] == [{c} for c in range(len(held))]
-            alone = {c for c in range(len(held)) if per_class[c] == 1}  # these do both
+            alone = {c for c in range(len(held)) if per_class[c] == 1}  # their only image is used twice
             assert {int(stream.train.labels[r]) for h in held for r in h if r in rows} == alone
             everything = before | set(increment.rows.tolist())
             assert sorted({*rows.tolist(), *torch.cat(held).tolist()}) == sorted(everything)
             assert len(rows) == len(set(rows.tolist()))
         learner.learn(increment)
-    # quota after step 2: 100 / 4 = 25, of which a tenth is 2; single and twofold images give one
+    # The quota after step 2 is 100 / 4 = 25, of which a tenth is 2. Classes with one or two images give one.
     assert [len(rows) for rows in held] == [2, 1, 2, 1, 2, 1, 2]
 
 
-def test_bics_validation_set_is_balanced(make_learner: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validation_set_of_bic_is_balanced(make_learner: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Tensor] = []
 
     def watch(training: Training, engine: Engine) -> FitProgress:
@@ -264,12 +240,11 @@ def test_bics_validation_set_is_balanced(make_learner: Make, monkeypatch: pytest
     learner = make_learner(method="bic", memory={"budget": 100})
     for increment in small_stream([2, 2], [40, 1, 3, 40]):
         learner.learn(increment)
-    assert [torch.bincount(labels).tolist() for labels in seen] == [[4, 4, 4, 4]]  # a tenth of 40, though quota is 50
+    assert [torch.bincount(labels).tolist() for labels in seen] == [[4, 4, 4, 4]]  # a tenth of 40; the quota is 50
 
 
-def test_bics_correction_leaves_everything_else(make_learner: Make) -> None:
+def test_correction_of_bic_changes_only_its_newest_parameters(make_learner: Make) -> None:
     learner = make_learner(method="bic")
-    assert isinstance(learner, BiC)
     stream = small_stream([2, 2, 1])
     for increment in stream:
         learner.learn(increment)
@@ -285,7 +260,7 @@ def test_bics_correction_leaves_everything_else(make_learner: Make) -> None:
 
 
 def naive_fisher(learner: EWC, stream: Stream, position: int) -> dict[str, Tensor]:
-    """Squared gradients of the mean cross-entropy over one batch of all images, parameter by parameter, cut at 1e-4."""
+    """Squared gradients of the mean cross-entropy over one batch of all images, by parameter, at most 1e-4."""
     increment = stream[position]
     learner.zero_grad()
     logits = learner.head(learner.backbone(AUGMENTATION.plain(stream.train.images[increment.rows])))
@@ -294,9 +269,8 @@ def naive_fisher(learner: EWC, stream: Stream, position: int) -> dict[str, Tenso
     return {n: p.grad.square().clamp(max=1e-4) for n, p in learner.named_parameters() if p.grad is not None}
 
 
-def test_ewcs_fisher_and_penalty_by_hand(make_learner: Make) -> None:
-    learner = make_learner(method="ewc", train={"batch": 64})  # one batch is the whole set
-    assert isinstance(learner, EWC)
+def test_fisher_and_penalty_of_ewc(make_learner: Make) -> None:
+    learner = make_learner(method="ewc", train={"batch": 64})  # one batch holds all images
     stream = small_stream([2, 2, 1])
     assert learner.penalty() == 0
     assert learner.fisher.numel() == 0
@@ -315,33 +289,31 @@ def test_ewcs_fisher_and_penalty_by_hand(make_learner: Make) -> None:
     learner.eval()
     with torch.no_grad():
         for parameter in learner.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3))
+            parameter += 0.1 * torch.randn(parameter.shape, generator=seeded(3))
         expected = 0.0
         for name, parameter in learner.named_parameters():
             moved = parameter[: len(anchor[name])] - anchor[name]
             expected += float((fisher[name].double() * moved.double() ** 2).sum())
         assert expected > 0
         assert learner.penalty().item() == pytest.approx(1000 / 2 * expected, rel=1e-4)
-        # a single new class: cross-entropy is 0 and the penalty is all there is
+        # The cross-entropy of a single new class is 0.
         assert learner.loss(images, targets).item() == pytest.approx(learner.penalty().item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_ewcs_loss_by_hand(make_learner: Make, reduction: str) -> None:
+def test_loss_of_ewc(make_learner: Make, reduction: str) -> None:
     learner = make_learner(method="ewc", reduction=reduction)
-    assert isinstance(learner, EWC)
-    at_second_step(learner, (2, 3))
-    images, targets = torch.randn(6, 3, 16, 16), [3, 2, 2, 4, 4, 2]
-    with torch.no_grad():
-        logits = learner.head(learner.backbone(images))
-        losses = [-math.log(softened(logits[k, 2:], 1.0)[target - 2]) for k, target in enumerate(targets)]
-        expected = reduced(losses, targets, reduction) + learner.penalty().item()
-        assert learner.loss(images, torch.tensor(targets)).item() == pytest.approx(expected, rel=1e-5)
+    begin_and_move(learner)
+    assert learner.penalty() > 0
+
+    def loss(logits: Tensor, _: Tensor, target: int) -> Tensor:
+        return cross_entropy(logits[2:], target - 2)
+
+    assert_loss(learner, [3, 2, 2, 4, 4, 2], reduction, loss)
 
 
-def test_ewcs_fisher_is_the_mean_over_batches(make_learner: Make) -> None:
+def test_fisher_of_ewc_is_the_mean_over_batches(make_learner: Make) -> None:
     learner = make_learner(method="ewc", options={"fisher_max": 1e9})
-    assert isinstance(learner, EWC)
     increment = small_stream([2])[0]
     learner.learn(increment)  # 32 images in batches of 16
     seen: list[Tensor] = []
@@ -370,8 +342,8 @@ def test_ewcs_fisher_is_the_mean_over_batches(make_learner: Make) -> None:
 
 
 @pytest.mark.parametrize("method", ["wa", "lwf", "bic", "ewc"])
-def test_a_run_broken_off_in_the_middle_of_a_step(tmp_path: Path, colours: Path, method: str) -> None:
-    """Steps of 1, 3 and 2 classes, 6 epochs each: broken off in steps 2 and 3, and after the last epoch of one."""
+def test_a_run_interrupted_within_steps_is_resumed(tmp_path: Path, colours: Path, method: str) -> None:
+    """Steps of 1, 3 and 2 classes with 6 epochs each: interrupted in steps 2 and 3, once after a step's last epoch."""
     settings = config(method=method)
     Run(settings, tmp_path / "whole", data=colours, device="cpu", threads=1).execute()
     for epochs in (8, 5, 4):
@@ -385,7 +357,7 @@ def test_a_run_broken_off_in_the_middle_of_a_step(tmp_path: Path, colours: Path,
 @pytest.mark.parametrize("epoch", [1, 6])
 @pytest.mark.parametrize("method", ["wa", "lwf", "bic", "ewc"])
 def test_a_restored_learner_ends_bit_equal(make_learner: Make, tmp_path: Path, method: str, epoch: int) -> None:
-    """Every tensor, not only what records show; epoch 6 of 6: before the correction, the Fisher and the memory."""
+    """All tensors are compared. Epoch 6 of 6 is before the correction, the Fisher information and the memory."""
     stream, whole, again = small_stream([2, 1, 3]), make_learner(method=method), make_learner(method=method)
 
     def save(progress: FitProgress) -> None:
@@ -405,7 +377,7 @@ def test_a_restored_learner_ends_bit_equal(make_learner: Make, tmp_path: Path, m
     assert (tmp_path / "whole").read_bytes() == (tmp_path / "again").read_bytes()
 
 
-def test_the_published_schedules() -> None:
+def test_schedules_are_the_published_ones() -> None:
     expected = {
         "wa": ((200, (60, 120, 170), 5e-4), (170, (60, 100, 140), 2e-4)),
         "bic": ((170, (60, 100, 140), 2e-4), (170, (60, 100, 140), 2e-4)),

@@ -13,7 +13,7 @@ from ffcil.runs.checkpoint import load_state, save_checkpoint, save_state
 from ffcil.runs.folder import checkpoints
 
 
-def test_round_trip_of_everything(tmp_path: Path) -> None:
+def test_state_is_restored_exactly(tmp_path: Path) -> None:
     state = {
         "weights": {"a": torch.randn(3, 4), "empty": torch.empty(0, 5), "scalar": torch.tensor(3)},
         "rows": [torch.arange(4), torch.empty(0, dtype=torch.int64)],

@@ -1,4 +1,4 @@
-"""The live classifier: taught step by step it is what a run is, and nothing is lost on the way."""
+"""The classifier: learning step by step equals a run, also after saving, loading and interruptions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def config_of(**overrides: Any) -> RunConfig:
 
 
 def parts(images: ImageSet, sizes: list[int] = SIZES) -> list[ImageSet]:
-    """What comes at each step, with labels of its own from 0 on."""
+    """The images of each step, with labels from 0."""
     ends = torch.tensor(sizes).cumsum(0).tolist()
     steps = []
     for end, size in zip(ends, sizes, strict=True):
@@ -46,7 +46,7 @@ def parts(images: ImageSet, sizes: list[int] = SIZES) -> list[ImageSet]:
 
 
 def scores_of_a_stream(config: RunConfig, images: ImageSet, test: ImageSet) -> torch.Tensor:
-    """By the same learner that has all images before it, as in a run."""
+    """Scores of the same learner with access to all images, as in a run."""
     augmentation = augmentation_of(config, own_augmentation(SIDE))
     learner = build_learner(config, augmentation, Engine.create("cpu", config.train))
     for increment in Stream(images, test, given_arrivals(SIZES), class_seed=None):
@@ -58,8 +58,8 @@ def scores_of_a_stream(config: RunConfig, images: ImageSet, test: ImageSet) -> t
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_taught_step_by_step_it_is_what_a_run_is(tmp_path: Path, method: str) -> None:
-    """Saved, loaded and told nothing of earlier images but the exemplars that it kept: the scores are the same bits."""
+def test_learning_step_by_step_equals_a_run(tmp_path: Path, method: str) -> None:
+    """The scores are bit-equal, although the classifier is saved and loaded at every step and keeps only exemplars."""
     config = config_of(method=method, robust=True)
     images, test = coloured_images([10] * sum(SIZES), 1), coloured_images([4] * sum(SIZES), 2)
     classifier = Classifier(config, "cpu")
@@ -71,19 +71,19 @@ def test_taught_step_by_step_it_is_what_a_run_is(tmp_path: Path, method: str) ->
     assert torch.equal(classifier._scores(test.images), scores_of_a_stream(config, images, test))
 
 
-def test_who_listens_to_a_learning_hears_of_its_images_and_of_no_others() -> None:
-    heard: list[int] = []
+def test_a_listener_of_learn_receives_only_the_images_of_learn() -> None:
+    totals: list[int] = []
 
-    class Hears(Listener):
+    class RecordsTotals(Listener):
         def images_done(self, done: int, total: int) -> None:
-            heard.append(total)
+            totals.append(total)
 
     classifier = Classifier(config_of(method="simplecil"), "cpu")
     images = coloured_images([10] * 6, 1)
-    classifier.learn(parts(images)[0], listener=Hears())
-    assert heard == [20]
+    classifier.learn(parts(images)[0], listener=RecordsTotals())
+    assert totals == [20]
     classifier._scores(images.images)
-    assert heard == [20]
+    assert totals == [20]
 
 
 def test_only_exemplars_are_kept() -> None:
@@ -98,7 +98,7 @@ def test_only_exemplars_are_kept() -> None:
 
 
 class Breaks(Listener):
-    """Power fails after some epochs."""
+    """Interrupts the training after a number of epochs."""
 
     def __init__(self, after: int) -> None:
         self.left = after
@@ -109,7 +109,7 @@ class Breaks(Listener):
             raise KeyboardInterrupt
 
 
-def test_a_learning_broken_off_is_taken_up(tmp_path: Path) -> None:
+def test_interrupted_learning_is_resumed(tmp_path: Path) -> None:
     config = config_of(method="icarl").model_copy(update={"checkpoint_seconds": 0.0})
     first, second, _ = parts(coloured_images([10] * 6, 1))
     test = coloured_images([4] * 6, 2)
@@ -121,7 +121,7 @@ def test_a_learning_broken_off_is_taken_up(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         teach(tmp_path / "a", [second], device="cpu", listener=Breaks(after=4))
     assert (tmp_path / "a" / LEARNING).exists()
-    assert Classifier.load(tmp_path / "a", "cpu").class_names == first.class_names  # as it was
+    assert Classifier.load(tmp_path / "a", "cpu").class_names == first.class_names  # not changed
     epochs: list[int] = []
 
     class Counts(Listener):
@@ -129,13 +129,13 @@ def test_a_learning_broken_off_is_taken_up(tmp_path: Path) -> None:
             epochs.append(progress.epoch)
 
     taught, _ = teach(tmp_path / "a", [first, second], config, device="cpu", listener=Counts())
-    assert epochs == [4, 5, 6]  # the third was the last that was noted
+    assert epochs == [4, 5, 6]  # the third epoch was the last one saved
     assert not (tmp_path / "a" / LEARNING).exists()
     assert torch.equal(taught._scores(test.images), whole._scores(test.images))
 
 
-def broken_off(config: RunConfig, first: ImageSet, second: ImageSet, folder: Path) -> Classifier:
-    """One that learned the first, and left in `folder` what it had got to with the second."""
+def interrupted(config: RunConfig, first: ImageSet, second: ImageSet, folder: Path) -> Classifier:
+    """A classifier that learned `first`. Its progress with `second` is in `folder`."""
     classifier = Classifier(config, "cpu")
     classifier.learn(first)
     with pytest.raises(KeyboardInterrupt):
@@ -144,10 +144,10 @@ def broken_off(config: RunConfig, first: ImageSet, second: ImageSet, folder: Pat
     return classifier
 
 
-def test_what_was_noted_of_another_learning_is_not_taken_up(tmp_path: Path) -> None:
+def test_progress_of_other_images_is_not_resumed(tmp_path: Path) -> None:
     config = config_of(method="replay").model_copy(update={"checkpoint_seconds": 0.0})
     first, second, third = parts(coloured_images([10] * 6, 1))
-    classifier = broken_off(config, first, second, tmp_path)
+    classifier = interrupted(config, first, second, tmp_path)
     untouched = Classifier(config, "cpu")
     for step in (first, third):
         untouched.learn(step)
@@ -156,7 +156,7 @@ def test_what_was_noted_of_another_learning_is_not_taken_up(tmp_path: Path) -> N
     assert torch.equal(classifier._scores(test), untouched._scores(test))
 
 
-def test_what_fails_leaves_it_as_it_was() -> None:
+def test_failed_learning_changes_nothing() -> None:
     first, second, third = parts(coloured_images([10] * 6, 1))
     classifier = Classifier(config_of(method="icarl"), "cpu")
     classifier.learn(first)
@@ -172,7 +172,7 @@ def test_what_fails_leaves_it_as_it_was() -> None:
     assert classifier.class_names == first.class_names + third.class_names
 
 
-def test_files_pictures_and_tensors_are_seen_alike(tmp_path: Path) -> None:
+def test_files_pil_images_and_tensors_give_the_same_predictions(tmp_path: Path) -> None:
     write_colours(tmp_path / "all", classes=3, images=10)
     classifier = Classifier(config_of(method="simplecil"), "cpu")
     classifier.learn(tmp_path / "all")
@@ -186,7 +186,7 @@ def test_files_pictures_and_tensors_are_seen_alike(tmp_path: Path) -> None:
     assert all(best.score >= second.score for best, second in by_file)
 
 
-def test_accuracy_by_hand(tmp_path: Path) -> None:
+def test_accuracy_equals_counted_predictions(tmp_path: Path) -> None:
     write_colours(tmp_path / "all", classes=5, images=8)
     classifier = Classifier(config_of(method="simplecil"), "cpu")
     for names in (["colour 3"], ["colour 0", "colour 1", "colour 4"]):
@@ -213,11 +213,11 @@ def test_accuracy_by_hand(tmp_path: Path) -> None:
     assert tested["accuracy"] == percent(list(right))
     assert tested["by_step"] == [percent(["colour 3"]), percent(["colour 0", "colour 1", "colour 4"])]
     assert tested["by_class"] == {name: percent([name]) for name in classifier.class_names}
-    assert 0 < sum(map(sum, right.values())) < 32  # a test that could fail
+    assert 0 < sum(map(sum, right.values())) < 32  # some predictions are wrong
 
 
-def test_images_of_any_size_are_kept_in_full(tmp_path: Path) -> None:
-    """From 96 pixels on an exemplar is a full frame of its own shape, also after it was saved."""
+def test_exemplars_keep_their_full_frame(tmp_path: Path) -> None:
+    """From 96 pixels on, exemplars keep their own shape, also after saving and loading."""
     made = torch.Generator().manual_seed(0)
     for k, name in enumerate(["wide", "tall", "square"]):
         (tmp_path / name).mkdir()
@@ -242,7 +242,7 @@ def test_images_of_any_size_are_kept_in_full(tmp_path: Path) -> None:
     assert images.sizes.tolist() == [[110, 110]] * 2 + [[154, 110]] * 2 + [[110, 146]] * 2  # classes by name
 
 
-def test_bad_input() -> None:
+def test_invalid_input_is_an_error() -> None:
     classifier = Classifier(config_of(method="replay", memory={"budget": 3}), "cpu")
     with pytest.raises(InputError, match="knows no classes yet"):
         classifier.predict([torch.zeros(3, 8, 8)])
@@ -266,7 +266,7 @@ def test_bad_input() -> None:
         classifier.predict([torch.zeros(3, 8, 8)], top=0)
 
 
-def test_unreadable_files_are_named_or_passed_over(tmp_path: Path) -> None:
+def test_unreadable_files_are_named_or_skipped(tmp_path: Path) -> None:
     write_colours(tmp_path / "all", classes=2, images=4)
     classifier = Classifier(config_of(method="simplecil"), "cpu")
     classifier.learn(tmp_path / "all")
@@ -280,24 +280,24 @@ def test_unreadable_files_are_named_or_passed_over(tmp_path: Path) -> None:
     assert second == classifier.predict([good])[0]
 
 
-def test_progress_is_told() -> None:
-    told: list[tuple[int, int, int, int]] = []
+def test_progress_is_reported() -> None:
+    started: list[tuple[int, int, int, int]] = []
 
-    class Tells(Listener):
+    class RecordsSteps(Listener):
         def step_started(self, step: int, new: int, seen: int, epochs: int) -> None:
-            told.append((step, new, seen, epochs))
+            started.append((step, new, seen, epochs))
 
     classifier = Classifier(config_of(method="replay"), "cpu")
-    notes = [classifier.learn(step, listener=Tells()) for step in parts(coloured_images([6] * 6, 1))]
-    assert told == [(1, 2, 2, 6), (2, 1, 3, 6), (3, 3, 6, 6)]
+    notes = [classifier.learn(step, listener=RecordsSteps()) for step in parts(coloured_images([6] * 6, 1))]
+    assert started == [(1, 2, 2, 6), (2, 1, 3, 6), (3, 3, 6, 6)]
     assert all(note["training_images"] for note in notes)
 
 
-# --- what a careful reader found ------------------------------------------------------------------------------------
+# --- special cases ------------------------------------------------------------------------------------------------
 
 
-def test_a_part_of_a_larger_set_brings_its_own_classes_alone() -> None:
-    """Also where the others have no images, or images of no class in use; torch's Subset knows its whole's names."""
+def test_a_subset_adds_only_the_classes_of_its_images() -> None:
+    """Other class names, such as those of a torch Subset's data set, are ignored, and so are images labelled -1."""
     images = coloured_images([4] * 5, 1)
     classifier = Classifier(config_of(method="simplecil"), "cpu")
     some = replace(images, labels=torch.where(images.labels < 2, images.labels, -1))
@@ -325,7 +325,7 @@ def test_a_part_of_a_larger_set_brings_its_own_classes_alone() -> None:
     assert torch.equal(classifier._scores(images.images), other._scores(images.images))
 
 
-def test_a_method_that_does_not_say_what_it_keeps_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_without_kept_rows_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     class Keeper(METHODS["finetune"]):  # type: ignore[misc]
         def training_rows(self, increment: Increment) -> torch.Tensor:
             return increment.rows
@@ -335,12 +335,12 @@ def test_a_method_that_does_not_say_what_it_keeps_is_refused(monkeypatch: pytest
         Classifier(config_of(method="keeper"), "cpu")
 
 
-def test_progress_of_another_classifier_is_not_taken_up(tmp_path: Path) -> None:
-    """Of the same classes, even: what they learned before may have been other images."""
+def test_progress_of_another_classifier_is_not_resumed(tmp_path: Path) -> None:
+    """The other classifier has the same classes, but learned them from other images."""
     config = config_of(method="replay").model_copy(update={"checkpoint_seconds": 0.0})
     first, second, _ = parts(coloured_images([10] * 6, 1))
     others, _, _ = parts(coloured_images([10] * 6, 5))
-    broken_off(config, first, second, tmp_path)
+    interrupted(config, first, second, tmp_path)
     whole = Classifier(config, "cpu")
     whole.learn(others)
     untouched = Classifier(config, "cpu")
@@ -351,8 +351,8 @@ def test_progress_of_another_classifier_is_not_taken_up(tmp_path: Path) -> None:
     assert torch.equal(whole._scores(test), untouched._scores(test))
 
 
-def test_a_step_learned_before_is_passed_over(tmp_path: Path) -> None:
-    """So the same command continues, also when it is done."""
+def test_a_step_that_was_learned_before_is_skipped(tmp_path: Path) -> None:
+    """The same command can be repeated, also when it is done."""
     config = config_of(method="replay")
     first, second, third = parts(coloured_images([6] * 6, 1))
     teach(tmp_path, [first], config, device="cpu")
@@ -366,7 +366,7 @@ def test_a_step_learned_before_is_passed_over(tmp_path: Path) -> None:
     assert Classifier.load(tmp_path, "cpu").class_names == taught.class_names
 
 
-def test_what_may_change_between_steps(tmp_path: Path) -> None:
+def test_settings_that_may_change_between_steps(tmp_path: Path) -> None:
     first, second, _ = parts(coloured_images([6] * 6, 1))
     teach(tmp_path, [first], config_of(method="replay", memory={"budget": 2}), device="cpu")
     with pytest.raises(InputError, match="less than one exemplar for each of 3 classes"):
@@ -374,7 +374,7 @@ def test_what_may_change_between_steps(tmp_path: Path) -> None:
     teach(tmp_path, [second], changes={"memory": {"budget": 9}}, device="cpu")
     taught = Classifier.load(tmp_path, "cpu")
     assert taught.config.memory.budget == 9
-    assert taught._kept.counts().tolist() == [1, 1, 3]  # what is gone is gone
+    assert taught._kept.counts().tolist() == [1, 1, 3]  # removed exemplars do not come back
     with pytest.raises(InputError, match="The image_size of the classifier"):
         Classifier.load(tmp_path, "cpu", {"image_size": 32})
 
@@ -397,7 +397,7 @@ def test_another_classifier_is_not_overwritten(tmp_path: Path) -> None:
         teach(tmp_path / "file", [first], config_of(method="simplecil"), device="cpu")
 
 
-def test_one_split_alone_will_do(tmp_path: Path) -> None:
+def test_data_with_one_split(tmp_path: Path) -> None:
     write_colours(tmp_path / "only" / "train", classes=2, images=4)
     write_colours(tmp_path / "also" / "test", classes=2, images=3)
     classifier = Classifier(config_of(method="simplecil"), "cpu")
@@ -414,7 +414,7 @@ def test_one_split_alone_will_do(tmp_path: Path) -> None:
     assert classifier.learn(tmp_path / "list.csv")["new_images"] == 8
 
 
-def test_a_folder_of_other_things_is_not_written_into(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_not_used(tmp_path: Path) -> None:
     write_colours(tmp_path / "images", classes=2, images=4)
     with pytest.raises(InputError, match=r"contains other files"):
         teach(tmp_path / "images", [tmp_path / "images"], config_of(method="simplecil"), device="cpu")
@@ -427,7 +427,7 @@ def test_a_folder_of_other_things_is_not_written_into(tmp_path: Path) -> None:
         teach(tmp_path / "images" / "model", [tmp_path / "images"], config_of(method="simplecil"), device="cpu")
 
 
-def test_damaged_and_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_files_and_unknown_methods_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, _ = parts(coloured_images([6] * 6, 1))
     monkeypatch.setitem(METHODS, "mine", METHODS["simplecil"])
     config = config_of(method="simplecil").model_copy(update={"method": "mine"})
@@ -443,8 +443,8 @@ def test_damaged_and_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         Classifier.load(tmp_path, "cpu")
 
 
-def test_one_picture_many_times_and_a_strip(tmp_path: Path) -> None:
-    """A PIL image is read when it is needed, by one thread; what cannot be scaled is told like what cannot be read."""
+def test_one_pil_image_used_many_times_and_an_image_that_is_too_long(tmp_path: Path) -> None:
+    """A PIL image is loaded by one thread only. An image that is too long is reported like an unreadable one."""
     write_colours(tmp_path / "all", classes=2, images=4)
     classifier = Classifier(config_of(method="simplecil"), "cpu")
     classifier.learn(tmp_path / "all")
@@ -464,7 +464,7 @@ def test_one_picture_many_times_and_a_strip(tmp_path: Path) -> None:
         large.predict([tmp_path / "strip.png"])
 
 
-def test_memory_that_is_not_enough_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, _ = parts(coloured_images([6] * 6, 1))
     teach(tmp_path, [first], config_of(method="replay"), device="cpu")
 

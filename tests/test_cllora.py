@@ -1,4 +1,4 @@
-"""CL-LoRA against plain computations: full forward passes, losses by hand, gradients by row."""
+"""CL-LoRA compared with plain computations: full forward passes, losses by sample, gradients by row."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from conftest import small_stream
+from conftest import begin_second_step, seeded, small_stream
 from ffcil.errors import InputError
 from ffcil.methods.cllora import CLLoRA, gradient_shares
 from ffcil.models.tuners import LoRA, Tuning
 from ffcil.stream import Stream
+from oracles import class_means, cross_entropy, reduced
 
 Make = Callable[..., CLLoRA]
 SHORT = {"epochs": 2, "learning_rate": 0.1}
@@ -25,14 +26,13 @@ SHORT = {"epochs": 2, "learning_rate": 0.1}
 def make_cllora(make_learner: Callable[..., Any]) -> Make:
     def make(**overrides: Any) -> CLLoRA:
         learner = make_learner(method="cllora", train={"first": SHORT, "later": SHORT}, **overrides)
-        assert isinstance(learner, CLLoRA)
         return learner
 
     return make
 
 
 def some_images(count: int = 6) -> Tensor:
-    return torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    return torch.randn(count, 3, 32, 32, generator=seeded(1))
 
 
 def loras(modules: torch.nn.Module) -> list[LoRA]:
@@ -46,17 +46,15 @@ def learned(learner: CLLoRA, stream: Stream) -> CLLoRA:
 
 
 def in_the_second_step(learner: CLLoRA) -> CLLoRA:
-    """Ready for a batch of classes 2 to 4, with a shared part that has moved away from the teacher."""
-    first, second = small_stream([2, 3])
-    learner.learn(first)
-    learner.begin(second)
+    """Prepare a learner for a batch of classes 2 to 4 and make its shared part differ from the teacher."""
+    begin_second_step(learner)
     with torch.no_grad():
         for lora in [*loras(learner.shared), *loras(learner.specific[-1])]:
-            lora.up += 0.3 * torch.randn(lora.up.shape, generator=torch.Generator().manual_seed(2))
-    return learner.eval()
+            lora.up += 0.3 * torch.randn(lora.up.shape, generator=seeded(2))
+    return learner
 
 
-def distillation_by_hand(learner: CLLoRA, images: Tensor, ups: list[Tensor]) -> Tensor:
+def naive_distillation(learner: CLLoRA, images: Tensor, ups: list[Tensor]) -> Tensor:
     """Distillation loss of every image, with `ups` in the shared LoRA, in a separate graph."""
 
     def early(values: list[Tensor]) -> Tensor:
@@ -105,8 +103,8 @@ def test_the_shared_trunk_equals_full_passes(make_cllora: Make, robust: bool) ->
                 into += [F.cosine_similarity(aligned, learner.prototypes.means[c], dim=1) for c in classes]
         logits = learner.logits(images)["prototype"]
     assert logits.shape == (6, 6)
-    torch.testing.assert_close(logits, 20 * torch.stack(scores, dim=1), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(logits, 20 * torch.stack(folded_scores, dim=1), rtol=1e-4, atol=1e-4)
+    for expected in (scores, folded_scores):
+        torch.testing.assert_close(logits, 20 * torch.stack(expected, dim=1), rtol=1e-4, atol=1e-4)
 
 
 def test_every_step_has_its_own_features(make_cllora: Make) -> None:
@@ -118,25 +116,21 @@ def test_every_step_has_its_own_features(make_cllora: Make) -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "class_wise_mean"])
-def test_the_loss_by_hand(make_cllora: Make, reduction: str) -> None:
+def test_the_loss(make_cllora: Make, reduction: str) -> None:
     learner = in_the_second_step(make_cllora(reduction=reduction, options={"orthogonality": 0.5}))
     images, targets = some_images(5), torch.tensor([2, 4, 4, 3, 4])
     with torch.no_grad():
         features = learner.vit(images, [Tuning(lora=x) for x in [*learner.shared, *loras(learner.specific[1])]])
         rows = learner.head.weight
-        apart = distillation_by_hand(learner, images, [lora.up for lora in loras(learner.shared)])
-        of_class: dict[int, list[float]] = {}
+        apart = naive_distillation(learner, images, [lora.up for lora in loras(learner.shared)])
+        values = []
         for k, target in enumerate(targets.tolist()):
             logits = learner.head.scale * F.cosine_similarity(features[k], rows, dim=1)
-            ce = -logits.log_softmax(0)[target - 2].item()
-            of_class.setdefault(target, []).append(ce + 5 * apart[k].item())
+            values.append(cross_entropy(logits, target - 2).item() + 5 * apart[k].item())
         block_weights = [torch.cat([cast(Tensor, lora.weight) for lora in loras(s)]) for s in learner.specific]
         similarity = F.cosine_similarity(*block_weights, dim=0).abs().item()
-        if reduction == "mean":
-            expected = sum(sum(values) for values in of_class.values()) / 5
-        else:
-            expected = sum(sum(values) / len(values) for values in of_class.values()) / 3
-        assert learner.loss(images, targets).item() == pytest.approx(expected + 0.5 * similarity, rel=1e-5)
+        expected = reduced(values, targets.tolist(), reduction) + 0.5 * similarity
+        assert learner.loss(images, targets).item() == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("reassign", [True, False])
@@ -150,7 +144,7 @@ def test_gradients_of_the_two_parts(make_cllora: Make, reassign: bool) -> None:
     ce = F.cross_entropy(learner.head(learner.features(images)), targets - 2)
     of_ce = torch.autograd.grad(ce, [*ups, learner.head.weight])
     *of_kd, head_kd = torch.autograd.grad(
-        5 * distillation_by_hand(learner, images, ups).mean(), [*ups, learner.head.weight]
+        5 * naive_distillation(learner, images, ups).mean(), [*ups, learner.head.weight]
     )
     for block, gradient in enumerate(of_kd):
         for site in range(2):
@@ -202,7 +196,7 @@ def test_frozen_parts_stay_and_the_others_change(make_cllora: Make) -> None:
         archived |= newest
 
 
-def test_prototypes_by_hand(make_cllora: Make) -> None:
+def test_prototypes(make_cllora: Make) -> None:
     """Means of images without augmentation under the newest set; those of earlier classes stay."""
     learner, stream = make_cllora(), small_stream([2, 3])
     learner.learn(stream[0])
@@ -211,10 +205,9 @@ def test_prototypes_by_hand(make_cllora: Make) -> None:
     assert torch.equal(learner.prototypes.means[:2], early)
     plain = learner.settings.augmentation.plain
     tunings = [Tuning(lora=lora) for lora in [*loras(learner.shared), *loras(learner.specific[1])]]
-    for label in (2, 3, 4):
-        with torch.no_grad():
-            features = learner.vit(plain(stream.train.images[stream.train.labels == label]), tunings)
-        torch.testing.assert_close(learner.prototypes.means[label], features.mean(0), rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        expected = class_means(learner.vit(plain(stream.train.images), tunings), stream.train.labels, (2, 3, 4))
+    torch.testing.assert_close(learner.prototypes.means[2:], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_steps_with_a_single_class_do_not_train_the_lora(make_cllora: Make) -> None:

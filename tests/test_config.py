@@ -108,7 +108,7 @@ def test_naming_one_kind_of_memory_unsets_the_other() -> None:
     assert set_("memory.per_class=20")["memory"] == {"budget": None, "per_class": 20}
 
 
-def test_identity_is_of_the_content() -> None:
+def test_identity_depends_on_the_content_only() -> None:
     one, same, other = resolve("glyphs"), resolve("glyphs", {"train_seed": 0}), resolve("glyphs", {"train_seed": 1})
     assert one.identity() == same.identity() != other.identity()
 
@@ -210,7 +210,7 @@ def test_mistakes_are_one_sentence(assignments: list[str], message: str) -> None
     assert "\n" not in str(caught.value)
 
 
-def test_recipes_that_are_not_there(tmp_path: Path) -> None:
+def test_unknown_recipes_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="did you mean 'glyphs'"):
         resolve("glyph")
     with pytest.raises(InputError, match="There is no recipe file"):
@@ -240,6 +240,6 @@ def test_every_field_is_listed_and_explained() -> None:
 
 
 @pytest.mark.parametrize("method", ["cllora", "finetune", "ewc"])
-def test_a_centre_loss_that_a_method_does_not_have(method: str) -> None:
+def test_a_centre_loss_without_exemplars_is_an_error(method: str) -> None:
     with pytest.raises(InputError, match=f"centre_weight is not supported by '{method}'"):
         complete(resolve("glyphs", {"method": method, "centre_weight": 0.1}))

@@ -246,14 +246,14 @@ def test_files_without_an_image_suffix_are_reported(ffcil_data: Command, tmp_pat
     Image.new("RGB", (9, 9)).save(root / "train" / "n00000000" / "x.jp2")
     for name in ("a.heic", "notes.txt", ".DS_Store"):
         (root / "train" / "n00000000" / name).write_bytes(b"x")
-    told = "2 file(s) are ignored because their suffixes are not those of images: "
+    message = "2 file(s) are ignored because their suffixes are not those of images: "
     status, out, err = ffcil_data("data", "prepare", str(root))
     assert status == 0
     assert "3 training and 1 test images" in out
-    assert err.startswith(told)
+    assert err.startswith(message)
     assert "a.heic, " in err
-    assert told not in ffcil_data("data", "prepare", str(root))[2]  # They are reported once.
-    assert told in ffcil_data("data", "check", str(root))[2]
+    assert message not in ffcil_data("data", "prepare", str(root))[2]  # They are reported once.
+    assert message in ffcil_data("data", "check", str(root))[2]
     assert len(json.loads(ffcil_data("data", "check", str(root), "--json")[1])["ignored"]) == 2
 
 

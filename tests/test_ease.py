@@ -1,9 +1,9 @@
-"""EASE against loops by hand: synthesised prototypes, weights of the subspaces, steps with a single class."""
+"""EASE compared with plain loops: synthesised prototypes, weights of the subspaces, steps with a single class."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -11,26 +11,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import small_stream
+from conftest import Make, begin_second_step, seeded, small_stream
 from ffcil.methods.ease import EASE, synthesise
-from ffcil.methods.learner import Learner
 from ffcil.methods.parts.prototypes import SCALE
 from ffcil.models.tuners import Adapter
 from ffcil.stream import Stream
+from oracles import cross_entropy, reduced
 
-Make = Callable[..., Learner]
 SIZES = (2, 3, 1, 2)
 STEP_OF = [step for step, size in enumerate(SIZES) for _ in range(size)]
 SHORT = {"first": {"epochs": 1, "learning_rate": 0.05}, "later": {"epochs": 1, "learning_rate": 0.05}}
 
 
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def make_ease(make: Make, **fields: Any) -> EASE:
     learner = make(method="ease", **{"train": SHORT, **fields})
-    assert isinstance(learner, EASE)
     return learner
 
 
@@ -68,7 +62,7 @@ def synthesised(
     return total
 
 
-def prototypes_by_hand(learner: EASE, stream: Stream, refresh: bool) -> np.ndarray[Any, Any]:
+def naive_prototypes(learner: EASE, stream: Stream, refresh: bool) -> np.ndarray[Any, Any]:
     by_step = features_by_step(learner, stream.train.images)
     labels = stream.train.labels.numpy()
     classes, steps = len(STEP_OF), len(SIZES)
@@ -87,33 +81,30 @@ def prototypes_by_hand(learner: EASE, stream: Stream, refresh: bool) -> np.ndarr
     return result
 
 
-def test_a_synthesised_prototype_by_hand() -> None:
+def test_a_synthesised_prototype() -> None:
     old, new, there = (torch.randn(n, 5, generator=seeded(n), dtype=torch.float64) for n in (3, 4, 4))
     got = synthesise(old, new, there[[0, 1, 2, 3]])
     for k in range(3):
         np.testing.assert_allclose(got[k], synthesised(old[k].numpy(), list(new.numpy()), list(there.numpy())))
     turned = [2, 0, 3, 1]
-    torch.testing.assert_close(
-        synthesise(old, new[turned], there[turned]), got
-    )  # the order of the new classes does not matter
-    torch.testing.assert_close(
-        synthesise(7 * old, new / 3, there), got
-    )  # lengths do not matter where prototypes are compared
+    reordered, rescaled = synthesise(old, new[turned], there[turned]), synthesise(7 * old, new / 3, there)
+    torch.testing.assert_close(reordered, got)  # the order of the new classes does not matter
+    torch.testing.assert_close(rescaled, got)  # only directions are compared
 
 
 @pytest.mark.parametrize("refresh", [False, True])
-def test_prototypes_by_hand(make_learner: Make, refresh: bool) -> None:
+def test_prototypes(make_learner: Make, refresh: bool) -> None:
     stream = small_stream(SIZES)
     learner = learned(make_ease(make_learner, options={"refresh": refresh}), stream)
-    expected = prototypes_by_hand(learner, stream, refresh)
+    expected = naive_prototypes(learner, stream, refresh)
     np.testing.assert_allclose(learner.prototypes, expected, rtol=1e-3, atol=1e-4)
-    other = prototypes_by_hand(learner, stream, not refresh)
+    other = naive_prototypes(learner, stream, not refresh)
     assert np.abs(other - expected).max() > 0.01  # the two differ
 
 
 @pytest.mark.parametrize("robust", [False, True])
 @pytest.mark.parametrize("alpha", [0.1, 0.7])
-def test_scores_by_hand(make_learner: Make, alpha: float, robust: bool) -> None:
+def test_scores(make_learner: Make, alpha: float, robust: bool) -> None:
     stream = small_stream(SIZES)
     learner = learned(make_ease(make_learner, options={"other_weight": alpha}, robust=robust), stream)
     images = stream.test.images[::5]
@@ -144,22 +135,16 @@ def test_scores_from_cached_features_equal_those_from_images(make_learner: Make,
 @pytest.mark.parametrize("reduction", ["mean", "class_wise_mean"])
 def test_the_loss_is_over_the_new_classes(make_learner: Make, reduction: str) -> None:
     learner = make_ease(make_learner, reduction=reduction)
-    first, second = small_stream([2, 3])
-    learner.learn(first)
-    learner.begin(second)
-    learner.eval()
+    begin_second_step(learner)
     images = torch.randn(6, 3, 32, 32, generator=seeded(1))
     targets = torch.tensor([2, 2, 2, 3, 4, 4])
     with torch.no_grad():
         features, rows = learner.features(images).double().numpy(), learner.head.weight.double().numpy()
         got = learner.loss(images, targets).item()
     assert len(rows) == 3
-    values = []
-    for feature, target in zip(features, targets.tolist(), strict=True):
-        logits = [cosine(feature, row) for row in rows]  # the head's scale starts at 1
-        values.append(math.log(sum(map(math.exp, logits))) - logits[target - 2])
-    by_class = [np.mean(values[:3]), values[3], np.mean(values[4:])]
-    assert got == pytest.approx(np.mean(values if reduction == "mean" else by_class), rel=1e-4)
+    logits = torch.tensor([[cosine(feature, row) for row in rows] for feature in features])  # the head's scale is 1
+    values = [cross_entropy(scores, int(target) - 2).item() for scores, target in zip(logits, targets, strict=True)]
+    assert got == pytest.approx(reduced(values, targets.tolist(), reduction), rel=1e-4)
 
 
 def test_every_step_starts_with_fresh_adapters(make_learner: Make) -> None:

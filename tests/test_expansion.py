@@ -1,9 +1,8 @@
-"""DER, MEMO and TagFex against naive computation, and what may never move."""
+"""DER, MEMO and TagFex compared with plain computations; frozen parts do not change."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
-from conftest import AUGMENTATION, small_config, small_stream
+from conftest import AUGMENTATION, SHORT, Make, begin_second_step, seeded, small_config, small_stream
 from ffcil.alignment import row_norms
 from ffcil.losses import ClassCentres
 from ffcil.methods import Learner, build_learner
@@ -22,42 +21,20 @@ from ffcil.methods.memo import MEMO
 from ffcil.methods.tagfex import MergeAttention, TagFex, contrast
 from ffcil.stream import Increment, Stream
 from ffcil.training.engine import Engine, evaluating
+from oracles import class_means, cross_entropy, reduced
 
-Make = Callable[..., Learner]
 EXPANDING = ["der", "memo", "tagfex"]
-SHORT = {"epochs": 2, "learning_rate": 0.05}
 
 
-def at_second_step(make: Make, method: str, sizes: tuple[int, int] = (2, 3), **overrides: Any) -> DER | MEMO | TagFex:
-    """A learner that was trained on the first step and made ready for the second, in evaluation mode: what a batch
-    gives then does not depend on the others in it."""
-    learner = make(method=method, train={"first": SHORT, "later": SHORT}, **overrides)
-    assert isinstance(learner, DER | MEMO | TagFex)
-    stream = small_stream(sizes)
-    learner.learn(stream[0])
-    learner.begin(stream[1])
-    return learner.eval()
-
-
-def reduced(per_sample: list[float], targets: list[int], reduction: str) -> float:
-    """By a loop over classes."""
-    if not per_sample:
-        return 0.0
-    if reduction == "mean":
-        return sum(per_sample) / len(per_sample)
-    by_class: dict[int, list[float]] = {}
-    for value, target in zip(per_sample, targets, strict=True):
-        by_class.setdefault(target, []).append(value)
-    return sum(sum(values) / len(values) for values in by_class.values()) / len(by_class)
-
-
-def ce(logits: Tensor, target: int) -> float:
-    return -logits.double().log_softmax(0)[target].item()
+def at_second_step(make: Make, method: str, **overrides: Any) -> DER | MEMO | TagFex:
+    learner = make(method=method, train=SHORT, **overrides)
+    begin_second_step(learner)
+    return learner
 
 
 @pytest.mark.parametrize("method", EXPANDING)
-def test_their_own_alignment_is_weight_alignment(make_learner: Make, method: str) -> None:
-    learner = make_learner(method=method, train={"first": SHORT, "later": SHORT})
+def test_the_default_alignment_is_weight_alignment(make_learner: Make, method: str) -> None:
+    learner = make_learner(method=method, train=SHORT)
     notes = [learner.learn(increment)["alignment"] for increment in small_stream([2, 2])]
     assert notes[0] is None
     assert notes[1]["eta"] == 1
@@ -66,16 +43,15 @@ def test_their_own_alignment_is_weight_alignment(make_learner: Make, method: str
 
 
 @pytest.mark.parametrize("method", EXPANDING)
-def test_frozen_extractors_never_move(make_learner: Make, method: str) -> None:
-    learner = make_learner(method=method, train={"first": SHORT, "later": SHORT})
-    assert isinstance(learner, DER | MEMO | TagFex)
+def test_frozen_extractors_do_not_change(make_learner: Make, method: str) -> None:
+    learner = make_learner(method=method, train=SHORT)
     seen: list[dict[str, Tensor]] = []
     for increment in small_stream([2, 1, 2]):
         learner.learn(increment)
         assert len(learner.frozen) == increment.step - 1
         for frozen, before in zip(learner.frozen, seen, strict=True):
             for name, tensor in frozen.state_dict().items():
-                assert torch.equal(tensor, before[name]), name  # batch-norm statistics too
+                assert torch.equal(tensor, before[name]), name  # also batch-norm statistics
         part = learner.backbone.upper if method == "memo" else learner.backbone
         seen.append(copy.deepcopy(part.state_dict()))
     assert not any(parameter.requires_grad for parameter in learner.frozen.parameters())
@@ -83,7 +59,7 @@ def test_frozen_extractors_never_move(make_learner: Make, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["der", "memo"])
-def test_a_new_extractor_starts_as_the_one_before(make_learner: Make, method: str) -> None:
+def test_a_new_extractor_starts_as_a_copy_of_the_previous_one(make_learner: Make, method: str) -> None:
     learner = at_second_step(make_learner, method)
     part = learner.backbone.upper if isinstance(learner, MEMO) else learner.backbone
     for name, tensor in part.state_dict().items():
@@ -92,9 +68,9 @@ def test_a_new_extractor_starts_as_the_one_before(make_learner: Make, method: st
 
 @pytest.mark.parametrize("reduction", ["mean", "class_wise_mean"])
 @pytest.mark.parametrize("method", ["der", "memo"])
-def test_ders_and_memos_loss_by_hand(make_learner: Make, method: str, reduction: str) -> None:
+def test_losses_of_der_and_memo(make_learner: Make, method: str, reduction: str) -> None:
     learner = at_second_step(make_learner, method, reduction=reduction, options={"auxiliary_weight": 0.7})
-    with torch.no_grad():  # so that frozen and trained extractor differ
+    with torch.no_grad():  # make the frozen and the trained extractor differ
         for parameter in learner.backbone.parameters():
             parameter.mul_(1.1)
     images, targets = torch.randn(7, 3, 16, 16), [0, 2, 4, 4, 3, 2, 2]
@@ -109,15 +85,15 @@ def test_ders_and_memos_loss_by_hand(make_learner: Make, method: str, reduction:
                 old, new = learner.frozen[0](x)[0], learner.backbone(x)[0]
             logits = learner.head.weight @ torch.cat([old, new]) + learner.head.bias
             among_new = learner.auxiliary.weight @ new + learner.auxiliary.bias
-            values.append(ce(logits, target) + 0.7 * ce(among_new, 0 if target < 2 else target - 1))
+            values.append(cross_entropy(logits, target) + 0.7 * cross_entropy(among_new, max(0, target - 1)))
         got = learner.loss(images, torch.tensor(targets)).item()
-    assert got == pytest.approx(reduced(values, targets, reduction), rel=1e-4)
+    assert got == pytest.approx(float(reduced(values, targets, reduction)), rel=1e-4)
 
 
 def test_memo_trains_the_shared_network_through_frozen_stages(make_learner: Make) -> None:
     learner = at_second_step(make_learner, "memo", options={"auxiliary_weight": 0.0})
     width = learner.backbone.feature_dim
-    learner.head.weight.data[:, width:] = 0  # the head looks at the frozen stage alone
+    learner.head.weight.data[:, width:] = 0  # the head uses the frozen stage only
     learner.loss(torch.randn(8, 3, 16, 16), torch.tensor([0, 1, 2, 3, 4, 0, 1, 2])).backward()
     of_lower = [parameter.grad for parameter in learner.backbone.lower.parameters()]
     assert all(grad is not None for grad in of_lower)
@@ -125,9 +101,8 @@ def test_memo_trains_the_shared_network_through_frozen_stages(make_learner: Make
     assert all(parameter.grad is None for parameter in learner.frozen.parameters())
 
 
-def test_memo_can_keep_the_shared_network(make_learner: Make) -> None:
-    learner = make_learner(method="memo", options={"train_base": False}, train={"first": SHORT, "later": SHORT})
-    assert isinstance(learner, MEMO)
+def test_memo_can_freeze_the_shared_network(make_learner: Make) -> None:
+    learner = make_learner(method="memo", options={"train_base": False}, train=SHORT)
     stream = small_stream([2, 2])
     learner.learn(stream[0])
     before = copy.deepcopy(learner.backbone.lower.state_dict())
@@ -153,14 +128,14 @@ def naive_contrast(anchors: Tensor, others: Tensor, temperature: float) -> float
     return total / rows
 
 
-def test_contrast_by_hand() -> None:
+def test_contrastive_loss() -> None:
     anchors, others = torch.randn(10, 6), torch.randn(10, 6)
     assert contrast(anchors, others, 0.2).item() == pytest.approx(naive_contrast(anchors, others, 0.2), rel=1e-4)
     assert contrast(anchors, anchors, 0.2).item() == pytest.approx(naive_contrast(anchors, anchors, 0.2), rel=1e-4)
 
 
 def naive_merge(merge: MergeAttention, specific: Tensor, agnostic: Tensor) -> Tensor:
-    """One image, [D, h, w] each, token by token and head by head."""
+    """Merged features of one image, from two maps [D, h, w], head by head."""
     width = len(specific)
     ours = F.layer_norm(specific.flatten(1).T, (width,))
     theirs = F.layer_norm(agnostic.flatten(1).T, (width,))
@@ -176,7 +151,7 @@ def naive_merge(merge: MergeAttention, specific: Tensor, agnostic: Tensor) -> Te
     return torch.cat(heads)
 
 
-def test_merge_attention_by_hand() -> None:
+def test_merge_attention() -> None:
     merge = MergeAttention(16, heads=4)
     specific, agnostic = torch.randn(3, 16, 2, 3), torch.randn(3, 16, 2, 3)
     expected = torch.stack([naive_merge(merge, s, a) for s, a in zip(specific, agnostic, strict=True)])
@@ -185,15 +160,14 @@ def test_merge_attention_by_hand() -> None:
 
 @pytest.mark.parametrize("targets", [[0, 2, 4, 3, 2, 2], [1, 0, 1, 1, 0, 0], [4, 4, 4, 4, 4, 4]], ids=str)
 @pytest.mark.parametrize("reduction", ["mean", "class_wise_mean"])
-def test_tagfexs_loss_by_hand(make_learner: Make, reduction: str, targets: list[int]) -> None:
-    """Also for a batch without a new class, and with nothing else."""
+def test_loss_of_tagfex(make_learner: Make, reduction: str, targets: list[int]) -> None:
+    """For batches with old and new classes, with old classes only, and with new classes only."""
     learner = at_second_step(make_learner, "tagfex", reduction=reduction)
-    assert isinstance(learner, TagFex)
     with torch.no_grad():
         learner.merge_head.weight.mul_(4)
         for network in (learner.agnostic, learner.projector):
             for parameter in network.parameters():
-                parameter.mul_(1.05)  # so that now and before differ
+                parameter.mul_(1.05)  # make them differ from their copies of the previous step
     views, both = torch.randn(12, 3, 16, 16), [*targets, *targets]
     old = 2
     with torch.no_grad():
@@ -204,26 +178,27 @@ def test_tagfexs_loss_by_hand(make_learner: Make, reduction: str, targets: list[
         merged = torch.stack([naive_merge(learner.merge, m, a) for m, a in zip(maps, of_agnostic_maps, strict=True)])  # type: ignore[arg-type]
         merged_logits = merged @ learner.merge_head.weight.T + learner.merge_head.bias
         auxiliary = new @ learner.auxiliary.weight.T + learner.auxiliary.bias
-        main = reduced([ce(z, y) for z, y in zip(logits, both, strict=True)], both, reduction)
-        aux = reduced([ce(z, max(0, y - old + 1)) for z, y in zip(auxiliary, both, strict=True)], both, reduction)
+        main = reduced([cross_entropy(z, y) for z, y in zip(logits, both, strict=True)], both, reduction)
+        among_new = [cross_entropy(z, max(0, y - old + 1)) for z, y in zip(auxiliary, both, strict=True)]
+        aux = reduced(among_new, both, reduction)
         embedding = learner.projector(of_agnostic)
         nce = naive_contrast(embedding, embedding, 0.2)
         before = learner.old_projector(learner.old_agnostic(views))
         kept = naive_contrast(learner.old_projector(learner.predictor(of_agnostic)), before, 0.2)
         fresh = [i for i, y in enumerate(both) if y >= old]
         of_fresh = [both[i] for i in fresh]
-        trans = reduced([ce(merged_logits[i], both[i] - old) for i in fresh], of_fresh, reduction)
+        trans = reduced([cross_entropy(merged_logits[i], both[i] - old) for i in fresh], of_fresh, reduction)
         divergences = [
             F.kl_div((logits[i, old:] / 2).log_softmax(0), (merged_logits[i] / 2).softmax(0), reduction="sum").item()
             for i in fresh
         ]
         transfer = reduced(divergences, of_fresh, reduction) if trans < main else 0.0
         expected = main + 2 * aux + (1 - 2 / 5) * nce + 2 * (2 / 5) * kept + trans + transfer
-        assert learner.loss(views, torch.tensor(both)).item() == pytest.approx(expected, rel=1e-4)
+        assert learner.loss(views, torch.tensor(both)).item() == pytest.approx(float(expected), rel=1e-4)
 
 
 def test_a_batch_without_new_classes_gives_finite_gradients(make_learner: Make) -> None:
-    """The references divide by zero there, and their weights are lost."""
+    """The reference implementations divide by zero there."""
     learner = at_second_step(make_learner, "tagfex").train()
     learner.loss(torch.randn(8, 3, 16, 16), torch.tensor([0, 1, 0, 1] * 2)).backward()
     for name, parameter in learner.named_parameters():
@@ -232,12 +207,11 @@ def test_a_batch_without_new_classes_gives_finite_gradients(make_learner: Make) 
             assert parameter.grad.isfinite().all(), name
 
 
-def test_what_trains_what_in_tagfex(make_learner: Make) -> None:
-    """The task-agnostic network learns from the contrastive terms alone; what it was before learns nothing."""
+def test_only_the_contrastive_terms_train_the_task_agnostic_network(make_learner: Make) -> None:
+    """Its copy of the previous step and the frozen extractors are not trained."""
     learner = at_second_step(
         make_learner, "tagfex", options={"contrastive_weight": 0.0, "contrastive_distillation_weight": 0.0}
     ).train()
-    assert isinstance(learner, TagFex)
     learner.loss(torch.randn(8, 3, 16, 16), torch.tensor([0, 2, 3, 4] * 2)).backward()
     assert all(p.grad is None or p.grad.eq(0).all() for p in learner.agnostic.parameters())
     assert all(p.grad is not None and p.grad.ne(0).any() for p in learner.merge.parameters())
@@ -246,34 +220,30 @@ def test_what_trains_what_in_tagfex(make_learner: Make) -> None:
 
 
 def gradients(part: nn.Module) -> list[bool]:
-    """Whether each parameter got a gradient that is not zero."""
+    """Whether each parameter has a gradient other than zero."""
     return [p.grad is not None and bool(p.grad.ne(0).any()) for p in part.parameters()]
 
 
 def test_the_contrastive_distillation_trains_predictor_and_network(make_learner: Make) -> None:
-    """Through the frozen projector of the step before; without the other contrastive term the projector rests."""
+    """It uses the frozen projector of the previous step. The current projector is trained by the other term only."""
     learner = at_second_step(make_learner, "tagfex", options={"contrastive_weight": 0.0}).train()
-    assert isinstance(learner, TagFex)
     learner.loss(torch.randn(8, 3, 16, 16), torch.tensor([0, 2, 3, 4] * 2)).backward()
     assert all(gradients(learner.predictor))
     assert all(gradients(learner.agnostic))
     assert not any(gradients(learner.projector))
 
 
-def test_the_transfer_teaches_the_extractor_and_not_its_teacher(make_learner: Make) -> None:
+def test_the_transfer_trains_the_extractor_and_not_its_teacher(make_learner: Make) -> None:
     learner = at_second_step(make_learner, "tagfex")
-    assert isinstance(learner, TagFex)
     logits, merged_logits = (torch.randn(6, n, requires_grad=True) for n in (5, 3))
     learner.transfer(logits, merged_logits).sum().backward()
     assert merged_logits.grad is None
-    assert logits.grad is not None
-    assert logits.grad[:, :2].eq(0).all()  # the old classes are not taught
+    assert logits.grad[:, :2].eq(0).all()  # old classes have no part in it
     assert logits.grad[:, 2:].ne(0).all()
 
 
-def test_tagfexs_new_extractor_and_head(make_learner: Make) -> None:
-    learner = make_learner(method="tagfex", train={"first": SHORT, "later": SHORT})
-    assert isinstance(learner, TagFex)
+def test_initial_values_of_a_new_extractor_and_head_of_tagfex(make_learner: Make) -> None:
+    learner = make_learner(method="tagfex", train=SHORT)
     stream = small_stream([2, 3])
     learner.learn(stream[0])
     before, agnostic = copy.deepcopy(learner.backbone), copy.deepcopy(learner.agnostic)
@@ -287,7 +257,7 @@ def test_tagfexs_new_extractor_and_head(make_learner: Make) -> None:
             assert module.running_var is not None
             assert module.running_mean.eq(0).all()
             assert module.running_var.eq(1).all()
-    # the old classes' logits are what they were
+    # The logits of the old classes do not change.
     width = learner.backbone.feature_dim
     assert torch.equal(learner.head.weight[:2, :width], head.weight)
     assert learner.head.weight[:2, width:].eq(0).all()
@@ -302,9 +272,9 @@ def test_tagfexs_new_extractor_and_head(make_learner: Make) -> None:
     [("der", {}), ("memo", {"train_base": True}), ("memo", {"train_base": False}), ("tagfex", {})],
     ids=str,
 )
-def test_cached_test_features_predict_as_fresh_ones(make_learner: Make, method: str, options: dict[str, Any]) -> None:
-    """On test images whose classes are mixed up, in another order than they arrive in."""
-    learner = make_learner(method=method, options=options, train={"first": SHORT, "later": SHORT}, evaluate_batch=7)
+def test_cached_test_features_give_the_same_scores(make_learner: Make, method: str, options: dict[str, Any]) -> None:
+    """The test images are shuffled and the class order is not the order of the labels."""
+    learner = make_learner(method=method, options=options, train=SHORT, evaluate_batch=7)
     for increment in mixed_stream([2, 1, 3]):
         learner.learn(increment)
         assert_as_fresh(learner, increment)
@@ -312,7 +282,7 @@ def test_cached_test_features_predict_as_fresh_ones(make_learner: Make, method: 
 
 def mixed_stream(sizes: list[int]) -> Stream:
     plain = small_stream(sizes)
-    rows = torch.randperm(len(plain.test), generator=torch.Generator().manual_seed(4))
+    rows = torch.randperm(len(plain.test), generator=seeded(4))
     test = replace(plain.test, images=plain.test.images[rows], labels=plain.test.labels[rows])
     return Stream(plain.train, test, plain.arrivals, class_seed=3)
 
@@ -326,28 +296,27 @@ def assert_as_fresh(learner: Learner, increment: Increment) -> None:
         torch.testing.assert_close(cached, expected, rtol=1e-4, atol=1e-4, msg=name)
 
 
-def test_the_cache_at_an_earlier_step_after_a_restore_and_of_another_order(make_learner: Make) -> None:
-    learner = make_learner(method="der", train={"first": SHORT, "later": SHORT})
+def test_the_cache_at_earlier_steps_for_other_orders_and_after_restoring(make_learner: Make) -> None:
+    learner = make_learner(method="der", train=SHORT)
     stream = mixed_stream([2, 1, 3])
     states = []
     for increment in stream:
         learner.learn(increment)
         states.append(copy.deepcopy(learner.state()))
     first, _, last = stream
-    for increment in (last, first, last):  # whose scores have more classes than it has: that is the learner's affair
+    for increment in (last, first, last):  # the scores of an earlier step have all classes of the learner
         assert_as_fresh(learner, increment)
-    other = Stream(stream.train, stream.test, stream.arrivals, class_seed=9)  # the same images under other labels
+    other = Stream(stream.train, stream.test, stream.arrivals, class_seed=9)  # the same images with other labels
     assert_as_fresh(learner, other[2])
-    assert_as_fresh(learner, mixed_stream([4, 2])[0])  # of steps that the learner did not have
+    assert_as_fresh(learner, mixed_stream([4, 2])[0])  # other steps than the learner had
     changed = copy.deepcopy(states[-1])
     changed["modules"]["frozen.0.lower.0.weight"] *= 2
     learner.restore(changed)
     assert_as_fresh(learner, last)
 
 
-def test_a_frozen_extractor_sees_each_test_image_once(make_learner: Make) -> None:
-    learner = make_learner(method="der", train={"first": SHORT, "later": SHORT}, evaluate_batch=7)
-    assert isinstance(learner, DER)
+def test_a_frozen_extractor_processes_each_test_image_once(make_learner: Make) -> None:
+    learner = make_learner(method="der", train=SHORT, evaluate_batch=7)
     seen: dict[int, int] = {}
     for increment in small_stream([2, 1, 3]):
         learner.learn(increment)
@@ -363,22 +332,21 @@ def test_a_frozen_extractor_sees_each_test_image_once(make_learner: Make) -> Non
     assert seen == {0: 6 * 8, 1: 6 * 8}  # the test images of all six classes
 
 
-def test_other_test_images_are_not_taken_for_the_cached_ones(make_learner: Make) -> None:
-    learner = make_learner(method="der", train={"first": SHORT, "later": SHORT})
+def test_other_test_images_are_not_confused_with_cached_ones(make_learner: Make) -> None:
+    learner = make_learner(method="der", train=SHORT)
     one = small_stream([2, 2])
     for increment in one:
         learner.learn(increment)
     learner.predictions(one[1])
     other = small_stream([2, 2])
     other.test.images.copy_(other.test.images.flip(0))
-    expected = learner.logits(AUGMENTATION.plain(other.test.images))["linear"].argmax(1)
-    assert torch.equal(learner.predictions(other[1])["linear"], expected)
+    assert_as_fresh(learner, other[1])
 
 
 def test_parameters_are_reported(make_learner: Make) -> None:
-    width, backbone = 64, 74_640  # of resnet8
+    width, backbone = 64, 74_640  # features and parameters of resnet8
     for method, each in (("der", backbone), ("tagfex", backbone), ("icarl", None)):
-        learner = make_learner(method=method, train={"first": SHORT, "later": SHORT})
+        learner = make_learner(method=method, train=SHORT)
         for increment in small_stream([2, 1, 2]):
             notes = learner.learn(increment)
             extractors = increment.step if each else 1
@@ -387,7 +355,7 @@ def test_parameters_are_reported(make_learner: Make) -> None:
             if method == "der" and increment.step > 1:
                 auxiliary = (len(increment.classes) + 1) * (width + 1)
                 assert notes["trained_parameters"] == backbone + head + auxiliary
-            assert notes["peak_memory_bytes"] is None  # this is not a GPU
+            assert notes["peak_memory_bytes"] is None  # on a CPU
 
 
 def test_steps_share_their_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,10 +377,10 @@ def test_steps_share_their_compiled_code(monkeypatch: pytest.MonkeyPatch) -> Non
 # --- the centre loss ------------------------------------------------------------------------------------------------
 
 
-def test_running_centres_by_hand() -> None:
+def test_running_centres() -> None:
     centres = ClassCentres(3, 2, rate=0.25)
     first, targets = torch.tensor([[1.0, 0.0], [3.0, 4.0], [10.0, 10.0]]), torch.tensor([0, 0, 2])
-    torch.testing.assert_close(centres(first, targets), torch.tensor([5.0, 5.0, 0.0]))  # centre (2, 2)
+    torch.testing.assert_close(centres(first, targets), torch.tensor([5.0, 5.0, 0.0]))  # the centre is (2, 2)
     second = torch.tensor([[6.0, 2.0], [1.0, 1.0]], requires_grad=True)
     loss = centres(second, torch.tensor([0, 1])).sum()
     torch.testing.assert_close(centres.centres, torch.tensor([[3.0, 2.0], [1.0, 1.0], [10.0, 10.0]]))
@@ -421,17 +389,16 @@ def test_running_centres_by_hand() -> None:
 
 
 @pytest.mark.parametrize("method", ["replay", "icarl", *EXPANDING])
-def test_the_centre_loss_draws_features_together(make_learner: Make, method: str) -> None:
+def test_the_centre_loss_reduces_the_spread_of_features(make_learner: Make, method: str) -> None:
     def spread(weight: float) -> float:
         """Mean squared distance of training features to the mean of their class."""
         learner = make_learner(method=method, centre_weight=weight)
         increment = small_stream([5])[0]
         learner.learn(increment)
-        learner.train()  # the batch's own statistics: the running ones lag behind so short a training
+        learner.train()  # use statistics of the batch: running ones lag behind in such a short training
         with torch.no_grad():
             features = learner.features(AUGMENTATION.plain(increment.train.images))  # type: ignore[operator]
         labels = increment.train.labels
-        means = torch.stack([features[labels == c].mean(0) for c in range(5)])
-        return (features - means[labels]).square().sum(1).mean().item()
+        return (features - class_means(features, labels, range(5))[labels]).square().sum(1).mean().item()
 
     assert spread(0.1) < 0.8 * spread(0.0)

@@ -1,8 +1,7 @@
-"""FeCAM against the distance of one image to one class at a time, in float64 with numpy."""
+"""FeCAM compared with the distance of one image to one class at a time, in float64 with numpy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,31 +10,29 @@ import torch
 from torch import Tensor
 
 import ffcil.methods.fecam
-from conftest import small_stream
+from conftest import Make, seeded, small_stream
 from ffcil.errors import InputError
 from ffcil.methods.fecam import SCALE, ClassMetrics, FeCAM, FeCAMConfig, correlation, unit
-from ffcil.methods.learner import Learner
 
 Array = np.ndarray[Any, Any]
-Make = Callable[..., Learner]
 SHRINKAGES = [(1.0, 1.0), (1.0, 0.0), (10.0, 10.0), (0.5, 0.25)]
 
 
 def some_features(count: int, seed: int, width: int = 7) -> Tensor:
     """Correlated features of both signs, with a mean of their own."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     mixing, mean = torch.randn(width, width, generator=generator), torch.randn(width, generator=generator)
     return torch.randn(count, width, generator=generator) @ mixing + 3 * mean
 
 
-def transformed_by_hand(feature: Array, tukey: float) -> Array:
+def naive_transform(feature: Array, tukey: float) -> Array:
     powered = np.array([np.sign(x) * abs(x) ** tukey for x in feature])
     return powered / np.sqrt((powered**2).sum())
 
 
-def distance_by_hand(image: Array, of_class: Array, tukey: float, gammas: tuple[float, float]) -> float:
+def naive_distance(image: Array, of_class: Array, tukey: float, gammas: tuple[float, float]) -> float:
     """The paper's steps, entry by entry: shrink the covariance, divide by the deviations, invert."""
-    rows = np.stack([transformed_by_hand(row, tukey) for row in of_class])
+    rows = np.stack([naive_transform(row, tukey) for row in of_class])
     covariance, width = np.cov(rows.T), rows.shape[1]
     off = ~np.eye(width, dtype=bool)
     mean_variance, mean_covariance = np.diag(covariance).mean(), covariance[off].mean()
@@ -48,7 +45,7 @@ def distance_by_hand(image: Array, of_class: Array, tukey: float, gammas: tuple[
     for i in range(width):
         for j in range(width):
             normalised[i, j] = shrunk[i, j] / np.sqrt(shrunk[i, i] * shrunk[j, j])
-    apart = transformed_by_hand(image, tukey) - rows.mean(0)
+    apart = naive_transform(image, tukey) - rows.mean(0)
     return float(apart @ np.linalg.pinv(normalised) @ apart)
 
 
@@ -62,14 +59,13 @@ def metrics_of(features: Tensor, targets: Tensor, gammas: tuple[float, float] = 
 def make_fecam(make: Make, **fields: Any) -> FeCAM:
     short = {"epochs": 1, "learning_rate": 0.05}
     learner = make(method="fecam", train={"first": short, "later": short}, **fields)
-    assert isinstance(learner, FeCAM)
     return learner
 
 
 @pytest.mark.parametrize("tukey", [1.0, 0.5])
 @pytest.mark.parametrize("gammas", SHRINKAGES)
 @pytest.mark.parametrize("counts", [(30, 20), (3, 2)])  # also with fewer images than features
-def test_distances_by_hand(counts: tuple[int, int], gammas: tuple[float, float], tukey: float) -> None:
+def test_distances(counts: tuple[int, int], gammas: tuple[float, float], tukey: float) -> None:
     classes = [some_features(count, seed) for seed, count in enumerate(counts)]
     metrics = ClassMetrics(7, *gammas)
     metrics.grow(2)
@@ -79,11 +75,11 @@ def test_distances_by_hand(counts: tuple[int, int], gammas: tuple[float, float],
     got = metrics(unit(images, tukey))
     for k, image in enumerate(images.double().numpy()):
         for label, of_class in enumerate(classes):
-            expected = distance_by_hand(image, of_class.double().numpy(), tukey, gammas)
+            expected = naive_distance(image, of_class.double().numpy(), tukey, gammas)
             assert got[k, label].item() == pytest.approx(expected, rel=1e-3)
 
 
-def test_the_learner_by_hand(make_learner: Make) -> None:
+def test_scores_of_the_learner(make_learner: Make) -> None:
     """With the network, several steps and cached test features."""
     options = {"variance_shrinkage": 2.0, "covariance_shrinkage": 0.5, "tukey": 0.8}
     learner, stream = make_fecam(make_learner, options=options), small_stream([2, 1, 2])
@@ -98,7 +94,7 @@ def test_the_learner_by_hand(make_learner: Make) -> None:
     for row in rows.tolist():
         got = scores[(stream[2].test_rows == row).nonzero().item()]
         for label in range(5):
-            expected = distance_by_hand(test[row].numpy(), by_class[label], 0.8, (2.0, 0.5))
+            expected = naive_distance(test[row].numpy(), by_class[label], 0.8, (2.0, 0.5))
             assert got[label].item() == pytest.approx(-SCALE * expected, rel=5e-3)
     assert (scores.argmax(1) == stream.test.labels[stream[2].test_rows]).float().mean() > 0.5
 
@@ -170,11 +166,10 @@ def test_a_correlation_matrix() -> None:
 def test_gradients_reach_the_features(make_learner: Make, tukey: float) -> None:
     learner = make_fecam(make_learner, options={"tukey": tukey})
     learner.learn(small_stream([3])[0])
-    features = torch.randn(4, learner.feature_dim, generator=torch.Generator().manual_seed(0))
+    features = torch.randn(4, learner.feature_dim, generator=seeded())
     features[:, 0] = 0.0
     features.requires_grad_()
     learner.classify(features)[:, 1].sum().backward()
-    assert features.grad is not None
     assert features.grad.isfinite().all()
     assert features.grad[:, 1:].abs().min() > 0
 

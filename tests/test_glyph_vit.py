@@ -1,10 +1,11 @@
-"""The embedded pre-trained model: that it loads, what it was trained on, and that its features are worth having."""
+"""The embedded pre-trained model: its weights, its training data, and the quality of its features."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,12 +13,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from conftest import seeded
 from ffcil.data.glyphs import CHARACTERS, draw_glyphs
 from ffcil.errors import InputError
 from ffcil.models.vit import GLYPH_VIT, ViT, build_vit, glyph_vit, glyph_vit_weights, published_normalisation
+from oracles import nearest_mean_accuracy
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "pretrain_glyph_vit.py"
 
@@ -39,7 +42,7 @@ def script() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # what it hands to other processes is found by its name
+    sys.modules[spec.name] = module  # its worker processes find it by its name
     spec.loader.exec_module(module)
     return module
 
@@ -47,7 +50,7 @@ def script() -> ModuleType:
 def test_it_is_timms_network_with_the_embedded_state(embedded: ViT) -> None:
     net = glyph_vit()
     net.load_state_dict({key: value.float() for key, value in load_file(glyph_vit_weights()).items()})
-    images = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(3, 3, 32, 32, generator=seeded())
     with torch.no_grad():
         assert torch.equal(embedded(images), net.eval()(images))
     assert (embedded.feature_dim, embedded.width, embedded.depth) == (128, 128, 6)
@@ -55,7 +58,7 @@ def test_it_is_timms_network_with_the_embedded_state(embedded: ViT) -> None:
     assert embedded(torch.rand(2, 3, 48, 40)).shape == (2, 128)  # another size than that of the pre-training
 
 
-def test_it_is_small(log: dict[str, Any]) -> None:
+def test_its_file_is_small(log: dict[str, Any]) -> None:
     path = glyph_vit_weights()
     assert path.stat().st_size < 5e6
     state = load_file(path)
@@ -64,7 +67,7 @@ def test_it_is_small(log: dict[str, Any]) -> None:
     assert sum(value.numel() for value in state.values()) == log["parameters"] < 1.5e6
 
 
-def test_from_a_file_or_random(tmp_path: Path, embedded: ViT) -> None:
+def test_weights_from_a_file_or_random_weights(tmp_path: Path, embedded: ViT) -> None:
     copy = tmp_path / "copy.safetensors"
     copy.write_bytes(glyph_vit_weights().read_bytes())
     images = torch.rand(2, 3, 32, 32)
@@ -73,7 +76,7 @@ def test_from_a_file_or_random(tmp_path: Path, embedded: ViT) -> None:
         assert not torch.allclose(build_vit("glyph_vit", None)(images), embedded(images), atol=0.1)
 
 
-def test_only_it_has_embedded_weights() -> None:
+def test_only_glyph_vit_has_embedded_weights() -> None:
     with pytest.raises(InputError, match="Only 'glyph_vit' has embedded weights, not 'vit_tiny_patch16_224'"):
         build_vit("vit_tiny_patch16_224", "embedded")
     with pytest.raises(InputError, match="not on the hub: set weights=embedded"):
@@ -93,28 +96,24 @@ def test_no_character_of_the_benchmark_was_trained_on(log: dict[str, Any], scrip
         assert script.likeness(script.drawings(benchmark), script.drawings(twin)) > 0.7
 
 
-def nearest_mean_accuracy(train: Tensor, test: Tensor, classes: int) -> float:
-    means = F.normalize(train).view(classes, -1, train.shape[1]).mean(1)
-    nearest = torch.cdist(F.normalize(test), means).argmin(1)
-    return float((nearest == torch.arange(classes).repeat_interleave(len(test) // classes)).float().mean())
-
-
-def test_it_tells_characters_apart_that_it_has_never_seen(embedded: ViT) -> None:
+def test_it_distinguishes_characters_that_it_was_not_trained_on(embedded: ViT) -> None:
     some = CHARACTERS[::4]
+
+    def accuracy_of(network: Callable[[Tensor], Tensor]) -> float:
+        features = (F.normalize(network(images)) for images in (train, test))
+        return nearest_mean_accuracy(*features, len(some))
+
     train, test = (torch.from_numpy(draw_glyphs(some, n, seed)) / 255 for n, seed in ((30, 0), (20, 1)))
     torch.manual_seed(0)
     random = build_vit("glyph_vit", None)
     with torch.no_grad():
-        pretrained = nearest_mean_accuracy(embedded(train), embedded(test), len(some))
-        untrained = nearest_mean_accuracy(random(train), random(test), len(some))
-    pixels = nearest_mean_accuracy(train.flatten(1), test.flatten(1), len(some))
-    assert pretrained > 0.8  # chance is 0.04
-    assert max(untrained, pixels) < 0.2
+        assert accuracy_of(embedded) > 0.8  # chance is 0.04
+        assert max(accuracy_of(random), accuracy_of(nn.Flatten())) < 0.2
 
 
-def test_the_script_in_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: ModuleType) -> None:
+def test_the_pretraining_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: ModuleType) -> None:
     monkeypatch.setenv("FFCIL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(script, "draw", in_this_process)  # to start others takes longer than to draw
+    monkeypatch.setattr(script, "draw", in_this_process)  # starting processes takes longer than drawing
     options = "--characters 16 --images-per-class 8 --epochs 2 --batch 32 --benchmark-images 4"
     out = tmp_path / "new" / "glyph_vit.safetensors"
     script.main([*options.split(), "--out", str(out)])

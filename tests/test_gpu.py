@@ -1,4 +1,4 @@
-"""Run by hand on a machine with a GPU: `pytest -m gpu`. Every GPU-only path against its plain twin."""
+"""Code for GPUs compared with plain code. Run it on a machine with a GPU: `pytest -m gpu`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import OnEpoch
+from conftest import OnEpoch, captured, seeded
 from ffcil.arrivals import given_arrivals
 from ffcil.classifier.classifier import Classifier
 from ffcil.config.resolve import resolve
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 def make_stream(sizes: Sequence[int] = (4, 1, 3)) -> Stream:
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     images = torch.randint(0, 256, (320, 3, 32, 32), generator=generator, dtype=torch.uint8)
     labels = torch.arange(320) % 8
     split = ImageSet(images, labels, tuple("abcdefgh"))
@@ -57,7 +57,7 @@ def config(method: str = "icarl", **train: object) -> RunConfig:
 
 def learn(settings: RunConfig, device: str = "cuda", sizes: Sequence[int] = (4, 1, 3)) -> tuple[Learner, list[float]]:
     engine = Engine.create(device, settings.train)
-    torch.backends.cudnn.deterministic = True  # one algorithm for all twins
+    torch.backends.cudnn.deterministic = True  # the same algorithm in all compared runs
     torch.backends.cudnn.allow_tf32 = False
     learner = build_learner(settings, CIFAR100_AUGMENTATION, engine)
     losses: list[float] = []
@@ -67,7 +67,7 @@ def learn(settings: RunConfig, device: str = "cuda", sizes: Sequence[int] = (4, 
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_a_captured_step_trains_as_an_eager_one(method: str) -> None:
+def test_captured_training_equals_eager_training(method: str) -> None:
     captured, losses = learn(config(method, graph=True))
     eager, expected = learn(config(method, graph=False))
     assert losses == pytest.approx(expected, rel=1e-5)
@@ -76,7 +76,7 @@ def test_a_captured_step_trains_as_an_eager_one(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["der", "tagfex"])
-def test_more_frozen_extractors_than_streams_to_run_them_on(method: str) -> None:
+def test_more_frozen_extractors_than_cuda_streams(method: str) -> None:
     sizes = [2, 1, 1, 1, 1, 1, 1]
     assert len(sizes) - 1 > LANES
     _, losses = learn(config(method, graph=True), sizes=sizes)
@@ -85,8 +85,8 @@ def test_more_frozen_extractors_than_streams_to_run_them_on(method: str) -> None
 
 
 @pytest.mark.parametrize("method", ["icarl", "der", "memo", "tagfex"])
-def test_a_step_is_taken_up_again_in_the_middle(tmp_path: Path, method: str) -> None:
-    """Through a checkpoint on disk, with the fused optimiser and channels-last weights."""
+def test_an_interrupted_step_is_resumed(tmp_path: Path, method: str) -> None:
+    """From a checkpoint on disk, with the fused optimiser and channels-last weights."""
     settings = config(method, graph=True)
     engine, stream = Engine.create("cuda", settings.train), make_stream()
     learner = build_learner(settings, CIFAR100_AUGMENTATION, engine)
@@ -107,15 +107,15 @@ def test_a_step_is_taken_up_again_in_the_middle(tmp_path: Path, method: str) -> 
     assert part["loss"] == pytest.approx(whole["loss"], rel=0.05)
 
 
-def test_the_gpu_trains_as_the_cpu() -> None:
+def test_training_on_the_gpu_equals_training_on_the_cpu() -> None:
     _, losses = learn(config(graph=True))
     _, expected = learn(config(), device="cpu")
-    assert losses[0] == pytest.approx(expected[0], rel=1e-3)  # rounding grows with every step
+    assert losses[0] == pytest.approx(expected[0], rel=1e-3)  # rounding errors grow with every step
     assert losses == pytest.approx(expected, rel=0.05)
 
 
 @pytest.mark.parametrize("method", ["icarl", "der", "memo", "tagfex"])
-def test_compiled_bfloat16_trains_to_about_the_same_loss(method: str) -> None:
+def test_compiled_bfloat16_reaches_a_similar_loss(method: str) -> None:
     _, losses = learn(config(method, graph=True, compile=True, precision="bfloat16"))
     _, expected = learn(config(method, graph=False))
     assert losses == pytest.approx(expected, rel=0.05)
@@ -124,30 +124,23 @@ def test_compiled_bfloat16_trains_to_about_the_same_loss(method: str) -> None:
 def test_augmentation_is_the_same_on_the_gpu() -> None:
     images = make_stream().train.images
     rows = torch.arange(64)
-    draws = CIFAR100_AUGMENTATION.draw(64, torch.Generator().manual_seed(1))
+    draws = CIFAR100_AUGMENTATION.draw(64, seeded(1))
     expected = CIFAR100_AUGMENTATION.train(images, rows, draws)
     on_gpu = CIFAR100_AUGMENTATION.train(images.cuda(), rows.cuda(), type(draws)(*(d.cuda() for d in draws)))
     torch.testing.assert_close(on_gpu.cpu(), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("policy", ["cifar10", "imagenet", "svhn"])
-@pytest.mark.parametrize("size", [32, 27])  # at 27 x 27 a mean is not a division by a power of two
+@pytest.mark.parametrize("size", [32, 27])  # the mean of 27 x 27 pixels is not a division by a power of two
 def test_auto_augmentation_is_the_same_on_the_gpu_and_in_a_graph(policy: PolicyName, size: int) -> None:
     augmentation = replace(CIFAR100_AUGMENTATION, auto=True, policy=policy, cutout=size // 2)
-    generator = torch.Generator().manual_seed(1)
+    generator = seeded(1)
     images = torch.randint(0, 256, (320, 3, size, size), generator=generator, dtype=torch.uint8)
-    images[::2] = (images[::2] // 4) + 90  # some with a narrow range of values
-    images[:8] = 77  # and some of one colour
+    images[::2] = (images[::2] // 4) + 90  # half of them with a narrow range of values
+    images[:8] = 77  # some of a single colour
     store, rows = images.cuda(), torch.zeros(256, dtype=torch.int64, device="cuda")
     draws = type(augmentation.draw(1, generator))(*(part.cuda() for part in augmentation.draw(256, generator)))
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        augmentation.train(store, rows, draws)  # the tables are copied to the device here
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = augmentation.train(store, rows, draws)
+    graph, in_graph = captured(lambda: augmentation.train(store, rows, draws))
     for _ in range(3):
         new_rows, new_draws = torch.randint(0, 320, (256,), generator=generator), augmentation.draw(256, generator)
         rows.copy_(new_rows)
@@ -156,11 +149,11 @@ def test_auto_augmentation_is_the_same_on_the_gpu_and_in_a_graph(policy: PolicyN
         graph.replay()
         eager = augmentation.train(store, rows, draws)
         expected = augmentation.train(images, new_rows, new_draws)
-        assert torch.equal(captured, eager)
+        assert torch.equal(in_graph, eager)
         torch.testing.assert_close(eager.cpu(), expected, rtol=0, atol=1e-5)
 
 
-def test_a_captured_step_with_auto_augmentation_trains_as_an_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_training_with_auto_augmentation_equals_eager_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "CIFAR100_AUGMENTATION", replace(CIFAR100_AUGMENTATION, auto=True))
     _, losses = learn(config(graph=True))
     _, expected = learn(config(graph=False))
@@ -168,8 +161,8 @@ def test_a_captured_step_with_auto_augmentation_trains_as_an_eager_one(monkeypat
 
 
 def make_photographs(n: int = 64) -> RaggedImages:
-    """Noise of many sizes."""
-    generator = torch.Generator().manual_seed(0)
+    """Images of noise of many sizes."""
+    generator = seeded()
     sizes = torch.randint(40, 120, (n, 2), generator=generator)
     pixels = torch.randint(0, 256, (3 * int(sizes.prod(1).sum()),), generator=generator, dtype=torch.uint8)
     return RaggedImages.packed(pixels, sizes)
@@ -181,7 +174,7 @@ CROPPED = replace(CIFAR100_AUGMENTATION, padding=0, crop=ResizedCrop(32, 40))
 @pytest.mark.parametrize("auto", [False, True])
 def test_resized_crops_are_the_same_on_the_gpu_and_in_a_graph(auto: bool) -> None:
     augmentation = replace(CROPPED, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), auto=auto)
-    generator, images = torch.Generator().manual_seed(1), make_photographs()
+    generator, images = seeded(1), make_photographs()
 
     def draw() -> tuple[Tensor, Draws]:
         rows = torch.randint(0, len(images), (48,), generator=generator)
@@ -189,34 +182,28 @@ def test_resized_crops_are_the_same_on_the_gpu_and_in_a_graph(auto: bool) -> Non
 
     store, (rows, draws) = images.to(torch.device("cuda")), draw()
     rows, draws = rows.cuda(), Draws(*(part.cuda() for part in draws))
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        augmentation.train(store, rows, draws)  # constants are copied to the device here
-        augmentation.plain(store, rows)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured, captured_plain = augmentation.train(store, rows, draws), augmentation.plain(store, rows)
+    graph, (in_graph, plain_in_graph) = captured(
+        lambda: (augmentation.train(store, rows, draws), augmentation.plain(store, rows))
+    )
     for _ in range(3):
         new_rows, new_draws = draw()
         rows.copy_(new_rows)
         for static, part in zip(draws, new_draws, strict=True):
             static.copy_(part)
         graph.replay()
-        assert torch.equal(captured, augmentation.train(store, rows, draws))
-        assert torch.equal(captured_plain, augmentation.plain(store, rows))
+        assert torch.equal(in_graph, augmentation.train(store, rows, draws))
+        assert torch.equal(plain_in_graph, augmentation.plain(store, rows))
         level = 1 / 255 + 1e-5
-        torch.testing.assert_close(captured_plain.cpu(), augmentation.plain(images, new_rows), rtol=0, atol=level)
-        if not auto:  # a level before a curve such as solarize may be many behind it; brightness stretches one
-            assert (captured.cpu() - augmentation.train(images, new_rows, new_draws)).abs().max() < 2 * level
+        torch.testing.assert_close(plain_in_graph.cpu(), augmentation.plain(images, new_rows), rtol=0, atol=level)
+        if not auto:  # operations such as solarize turn a difference of one grey level into a large one
+            assert (in_graph.cpu() - augmentation.train(images, new_rows, new_draws)).abs().max() < 2 * level
 
 
-def test_square_images_are_the_same_from_either_store_on_the_gpu() -> None:
+def test_square_images_are_the_same_from_both_kinds_of_store_on_the_gpu() -> None:
     square = make_stream().train.images
     assert isinstance(square, Tensor)
     ragged = RaggedImages.packed(square.permute(0, 2, 3, 1).reshape(-1), image_sizes(square))
-    draws = CROPPED.draw(64, torch.Generator().manual_seed(1), image_sizes(square)[:64])
+    draws = CROPPED.draw(64, seeded(1), image_sizes(square)[:64])
     rows, draws = torch.arange(64).cuda(), Draws(*(part.cuda() for part in draws))
     stores = square.cuda(), ragged.to(torch.device("cuda"))
     first, second = (CROPPED.train(store, rows, draws) for store in stores)
@@ -234,7 +221,7 @@ def test_positions_beyond_32_bits_on_the_gpu() -> None:
     assert torch.equal(CROPPED.plain(far), CROPPED.plain(image.to(torch.device("cuda"))))
 
 
-def test_a_captured_step_over_photographs_trains_as_an_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_training_on_photographs_equals_eager_training(monkeypatch: pytest.MonkeyPatch) -> None:
     split = ImageSet(make_photographs(320), torch.arange(320) % 8, tuple("abcdefgh"))
     monkeypatch.setitem(globals(), "make_stream", lambda sizes: Stream(split, split, given_arrivals(sizes), None))
     monkeypatch.setitem(globals(), "CIFAR100_AUGMENTATION", CROPPED)
@@ -246,15 +233,14 @@ def test_a_captured_step_over_photographs_trains_as_an_eager_one(monkeypatch: py
 def test_class_wise_mean_can_be_captured() -> None:
     losses, targets = torch.rand(128, device="cuda"), torch.randint(0, 9, (128,), device="cuda")
     expected = class_wise_mean(losses, targets)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        value = class_wise_mean(losses, targets)
+    graph, value = captured(lambda: class_wise_mean(losses, targets))
+    value.zero_()
     graph.replay()
     torch.testing.assert_close(value, expected)
 
 
-def test_a_store_that_does_not_fit_is_read_from_the_host() -> None:
-    """The same batches from pinned memory, inside a captured graph too; and the memory is given back."""
+def test_a_store_larger_than_the_gpu_is_read_from_the_host() -> None:
+    """Batches from pinned memory are the same, also in a captured graph, and take no memory of the GPU."""
     device = torch.device("cuda")
     sizes = torch.tensor([[40, 60], [70, 50], [64, 64]])
     pixels = torch.randint(0, 256, (int(3 * sizes.prod(1).sum()),), dtype=torch.uint8)
@@ -268,19 +254,16 @@ def test_a_store_that_does_not_fit_is_read_from_the_host() -> None:
     draws = augmentation.draw(4, torch.Generator(device).manual_seed(0), sizes.to(device)[rows])
     wanted, found = (augmentation.train(store, rows, draws) for store in stores)
     assert torch.equal(wanted, found)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = augmentation.train(stores[1], rows, draws)
+    graph, in_graph = captured(lambda: augmentation.train(stores[1], rows, draws))
     graph.replay()
-    assert torch.equal(captured, wanted)
+    assert torch.equal(in_graph, wanted)
     assert torch.cuda.memory_allocated() - before < 2**24
     large = torch.randint(0, 256, (100, 3, 32, 32), dtype=torch.uint8)
     assert torch.equal(place(large, device, room=1000).cpu(), large)
-    del here, stores
 
 
-def test_a_classifier_taught_on_the_gpu_is_the_same_on_the_cpu(tmp_path: Path) -> None:
-    """Learned in captured steps from images on the device; what is kept lies on the host, and a CPU can go on."""
+def test_a_classifier_trained_on_the_gpu_gives_the_same_scores_on_the_cpu(tmp_path: Path) -> None:
+    """Exemplars are kept on the host, and training can continue on a CPU."""
     stream = make_stream((4, 4))
     classifier = Classifier(config().model_copy(update={"image_size": 32}), "cuda")
     for increment in stream:

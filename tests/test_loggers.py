@@ -1,4 +1,4 @@
-"""TensorBoard and Weights & Biases hear what the records say."""
+"""TensorBoard and Weights & Biases receive the values of the records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def records_of(job: Job) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (job.folder / "records.jsonl").read_text().splitlines()]
 
 
-def test_tensorboard_has_the_records(tmp_path: Path, colours: Path) -> None:
+def test_tensorboard_receives_the_values_of_the_records(tmp_path: Path, colours: Path) -> None:
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     job = logged_job(tmp_path, colours, "tensorboard")
     assert attempt(job).ending is Ending.DONE
@@ -33,18 +33,20 @@ def test_tensorboard_has_the_records(tmp_path: Path, colours: Path) -> None:
     events.Reload()
     records = records_of(job)
     for group, name in (("accuracy", "linear"), ("accuracy", "nearest-mean"), ("new_accuracy", "linear")):
-        heard = [(event.step, event.value) for event in events.Scalars(f"{group}/{name}")]
-        assert heard == [(1000 * r["step"], pytest.approx(r[group][name], rel=1e-6)) for r in records]
-    assert len(events.Scalars("old_accuracy/linear")) == 2  # there are no old classes at the first step
+        logged = [(event.step, event.value) for event in events.Scalars(f"{group}/{name}")]
+        assert logged == [(1000 * r["step"], pytest.approx(r[group][name], rel=1e-6)) for r in records]
+    assert len(events.Scalars("old_accuracy/linear")) == 2  # the first step has no old classes
     losses = events.Scalars("train/loss")
-    assert [event.step for event in losses] == [500, 1000, 1500, 2000, 2500, 3000]  # two epochs a step
+    assert [event.step for event in losses] == [500, 1000, 1500, 2000, 2500, 3000]  # two epochs per step
     assert losses[-1].value == pytest.approx(records[-1]["loss"], rel=1e-6)
 
 
-def test_wandb_hears_a_run(tmp_path: Path, colours: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through a stand-in for the package: what it is told, in order, and that a run keeps its id."""
+def test_wandb_receives_the_values_of_the_records(
+    tmp_path: Path, colours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a substitute for the package. A resumed run keeps its id."""
 
-    class Told:
+    class FakeRun:
         def __init__(self, **settings: Any) -> None:
             self.settings, self.logged, self.finished = settings, list[tuple[int, dict[str, float]]](), False
             self.name, self.id = settings["name"], settings["id"]
@@ -56,23 +58,23 @@ def test_wandb_hears_a_run(tmp_path: Path, colours: Path, monkeypatch: pytest.Mo
             self.finished = True
 
     wandb = pytest.importorskip("wandb")
-    begun: list[Told] = []
-    monkeypatch.setattr(wandb, "init", lambda **settings: begun.append(Told(**settings)) or begun[-1])
+    started: list[FakeRun] = []
+    monkeypatch.setattr(wandb, "init", lambda **settings: started.append(FakeRun(**settings)) or started[-1])
     job = logged_job(tmp_path, colours, "wandb")
     assert attempt(job).ending is Ending.DONE
-    (told,) = begun
-    accuracies = [(step, metrics["accuracy/linear"]) for step, metrics in told.logged if "accuracy/linear" in metrics]
+    (first,) = started
+    accuracies = [(step, metrics["accuracy/linear"]) for step, metrics in first.logged if "accuracy/linear" in metrics]
     assert accuracies == [(1000 * r["step"], r["accuracy"]["linear"]) for r in records_of(job)]
-    assert told.finished
-    assert told.settings["config"] == job.config.model_dump(mode="json")
-    (job.folder / "done").unlink()  # as if it had been broken off
+    assert first.finished
+    assert first.settings["config"] == job.config.model_dump(mode="json")
+    (job.folder / "done").unlink()  # as if it had been interrupted
     assert attempt(job).ending is Ending.DONE
-    assert begun[1].id == told.id
-    assert begun[1].settings["resume"] == "allow"
+    assert started[1].id == first.id
+    assert started[1].settings["resume"] == "allow"
 
 
 def test_wandb_offline(tmp_path: Path, colours: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package itself, with no network."""
+    """With the package itself, without a network."""
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     job = logged_job(tmp_path, colours, "wandb")
@@ -81,7 +83,7 @@ def test_wandb_offline(tmp_path: Path, colours: Path, monkeypatch: pytest.Monkey
     assert b"accuracy/nearest-mean" in file.read_bytes()
 
 
-def test_a_package_that_is_missing_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"--log wandb needs the package wandb: pip install 'ffcil\[wandb\]'"):
         check_logs(["wandb"])

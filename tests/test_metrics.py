@@ -1,11 +1,10 @@
-"""Metrics compared with naive loops over single (true, predicted) samples, and with closed forms."""
+"""Metrics compared with plain loops over the true and predicted classes of single images, and with closed forms."""
 
 from __future__ import annotations
 
 import json
 import math
 import tracemalloc
-from statistics import mean
 
 import numpy as np
 import pytest
@@ -25,8 +24,7 @@ from ffcil.metrics import (
     step_accuracy,
     summarise,
 )
-
-Samples = list[tuple[int, int]]
+from oracles import Samples, accuracy, stream_metrics
 
 
 @st.composite
@@ -87,20 +85,6 @@ def test_ten_thousand_classes_take_megabytes() -> None:
     assert summary["last"] == 100 * (counts[-1].rows == counts[-1].columns).dot(counts[-1].values) / (10_000 * images)
 
 
-def naive_accuracy(samples: Samples, classes: set[int]) -> float | None:
-    hits = [true == predicted for true, predicted in samples if true in classes]
-    return 100 * sum(hits) / len(hits) if hits else None
-
-
-def arrived(sizes: list[int]) -> list[set[int]]:
-    groups = []
-    first = 0
-    for size in sizes:
-        groups.append(set(range(first, first + size)))
-        first += size
-    return groups
-
-
 def same(value: float | None, truth: float | None) -> bool:
     if truth is None:
         return value is None or math.isnan(value)
@@ -109,40 +93,27 @@ def same(value: float | None, truth: float | None) -> bool:
 
 @given(streams())
 @settings(max_examples=150, deadline=None)
-def test_everything_agrees_with_naive_loops(stream: tuple[list[int], list[Samples]]) -> None:
+def test_metrics_equal_loops_over_images(stream: tuple[list[int], list[Samples]]) -> None:
     sizes, steps = stream
     table = table_of(sizes, steps)
-    groups = arrived(sizes)
-    last = len(sizes) - 1
-    everything = set(range(sum(sizes)))
-
-    expected_curve = [naive_accuracy(samples, everything) for samples in steps]
-    assert all(same(a, b) for a, b in zip(curve(table), expected_curve, strict=True))
-    known = [a for a in expected_curve if a is not None]
-    assert same(average_accuracy(table), mean(known) if known else None)
-    assert same(last_accuracy(table), expected_curve[-1])
+    expected = stream_metrics(sizes, steps)
+    assert all(same(a, b) for a, b in zip(curve(table), expected.curve, strict=True))
+    assert same(average_accuracy(table), expected.average)
+    assert same(last_accuracy(table), expected.last)
+    assert all(same(a, b) for a, b in zip(per_step_forgetting(table), expected.forgetting_by_step, strict=True))
+    assert same(forgetting(table), expected.forgetting)
 
     by_step, by_class = step_accuracy(table), class_accuracy(table)
     assert by_step.shape == (len(sizes), len(sizes))
     assert by_class.shape == (len(sizes), sum(sizes))
+    groups = [range(sum(sizes[:j]), sum(sizes[: j + 1])) for j in range(len(sizes))]
     for t, samples in enumerate(steps):
         for j, group in enumerate(groups):
-            assert same(by_step[t, j], naive_accuracy(samples, group) if j <= t else None)
-        for c in everything:
-            assert same(by_class[t, c], naive_accuracy(samples, {c}))
-        new = table.groups[t]
-        old = slice(0, new.start)
-        assert same(table.counts[t].accuracy(old), naive_accuracy(samples, set().union(*groups[:t])))
-        assert same(table.counts[t].accuracy(new), naive_accuracy(samples, groups[t]))
-
-    lost: list[float] = []
-    for j in range(last):
-        over_time = [naive_accuracy(steps[t], groups[j]) for t in range(j, last + 1)]
-        measured = [a for a in over_time if a is not None]
-        if measured:
-            lost.append(max(measured) - measured[-1])
-        assert same(per_step_forgetting(table)[j], lost[-1] if measured else None)
-    assert same(forgetting(table), mean(lost) if lost else None)
+            assert same(by_step[t, j], accuracy(samples, group) if j <= t else None)
+        for c in range(sum(sizes)):
+            assert same(by_class[t, c], accuracy(samples, [c]))
+        for classes in (table.groups[t], slice(0, table.groups[t].start)):
+            assert same(table.counts[t].accuracy(classes), accuracy(samples, range(classes.start, classes.stop)))
 
 
 @given(streams())
@@ -156,8 +127,8 @@ def test_summary_is_strict_json_and_holds_the_same_numbers(stream: tuple[list[in
     assert len(summary["curve"]) == len(table.sizes)
 
 
-def test_closed_form_uneven_steps() -> None:
-    """One class, then three: images have equal weights within a step, steps in the average."""
+def test_steps_of_one_and_three_classes() -> None:
+    """All images of a step have the same weight in its accuracy; all steps have the same weight in the average."""
     first = np.array([[8]])
     second = np.array([[4, 4, 0, 0], [0, 2, 0, 0], [0, 0, 1, 1], [0, 0, 0, 0]])
     table = dense_table((1, 3), (first, second))
@@ -169,7 +140,7 @@ def test_closed_form_uneven_steps() -> None:
     assert forgetting(table) == 50.0
 
 
-def test_perfect_learner_forgets_nothing_and_forgetful_one_everything() -> None:
+def test_forgetting_of_a_perfect_and_of_a_forgetful_learner() -> None:
     sizes = (2, 1, 4)
     seen = np.cumsum(sizes)
     perfect = dense_table(sizes, tuple(np.eye(n, dtype=np.int64) * 5 for n in seen))
@@ -187,7 +158,7 @@ def test_perfect_learner_forgets_nothing_and_forgetful_one_everything() -> None:
     assert forgetting(amnesic) == 100.0
 
 
-def test_classes_that_got_better_are_not_negatively_forgotten() -> None:
+def test_forgetting_is_not_negative_for_classes_that_improve() -> None:
     table = dense_table((1, 1), (np.array([[3]]), np.array([[3, 0], [0, 3]])))
     assert forgetting(table) == 0.0
     worse_then_better = dense_table(
@@ -202,14 +173,14 @@ def test_classes_that_got_better_are_not_negatively_forgotten() -> None:
     assert forgetting(worse_then_better) == 12.5
 
 
-def test_single_step_has_no_forgetting() -> None:
+def test_a_single_step_has_no_forgetting() -> None:
     table = dense_table((1,), (np.array([[7]]),))
     assert forgetting(table) is None
     assert per_step_forgetting(table).shape == (0,)
     assert summarise(table) == {"average": 100.0, "last": 100.0, "forgetting": None, "curve": [100.0]}
 
 
-def test_first_class_without_test_images_leaves_the_rest_measurable() -> None:
+def test_a_first_class_without_test_images_does_not_affect_later_steps() -> None:
     table = dense_table((1, 1), (np.array([[0]]), np.array([[0, 0], [1, 3]])))
     assert summarise(table) == {"average": 75.0, "last": 75.0, "forgetting": None, "curve": [None, 75.0]}
 
@@ -226,12 +197,12 @@ def test_first_class_without_test_images_leaves_the_rest_measurable() -> None:
         ((1,), (np.array([[-1]]),), "negative"),
     ],
 )
-def test_impossible_counts_are_named(sizes: tuple[int, ...], counts: tuple[np.ndarray, ...], says: str) -> None:
+def test_invalid_counts_are_an_error(sizes: tuple[int, ...], counts: tuple[np.ndarray, ...], says: str) -> None:
     with pytest.raises(InputError, match=says):
         dense_table(sizes, counts)
 
 
-def test_impossible_sparse_counts_are_named() -> None:
+def test_invalid_sparse_counts_are_an_error() -> None:
     for rows, columns, values, says in [
         ([0], [2], [1], "outside"),
         ([0, 1], [0], [1], "as many rows"),

@@ -30,7 +30,7 @@ def test_parameter_counts(name: str, parameters: int, features: int) -> None:
 
 @pytest.mark.parametrize("name", sorted(BACKBONES))
 @pytest.mark.parametrize("side", [32, 47, 64])
-def test_every_backbone_takes_every_size(name: str, side: int) -> None:
+def test_backbones_accept_images_of_any_size(name: str, side: int) -> None:
     backbone = build_backbone(name).eval()
     with torch.no_grad():
         features = backbone(torch.randn(2, 3, side, side))
@@ -47,7 +47,7 @@ def test_feature_maps_of_resnet32() -> None:
     assert sizes == [(16, 32, 32), (32, 16, 16), (64, 8, 8)]
 
 
-def test_a_shortcut_that_shrinks_is_option_a() -> None:
+def test_downsampling_shortcuts_are_of_option_a() -> None:
     """With the residual branch at zero, the first block of stage 2 subsamples and pads channels with zeros."""
     block = build_backbone("resnet32").eval().lower[4][0]  # type: ignore[index]
     torch.nn.init.zeros_(block.bn2.weight)
@@ -56,21 +56,21 @@ def test_a_shortcut_that_shrinks_is_option_a() -> None:
     torch.testing.assert_close(block(x), torch.cat([pooled, torch.zeros_like(pooled)], dim=1))
 
 
-def test_resnet18_for_large_images_is_torchvisions() -> None:
+def test_resnet18_for_large_images_equals_torchvision() -> None:
     ours, theirs = build_backbone("resnet18-imagenet").eval(), resnet18().eval()
     theirs.fc = torch.nn.Identity()
-    values = theirs.state_dict().values()  # both list their parts in the order of use
+    values = theirs.state_dict().values()  # both list their layers in the order of use
     ours.load_state_dict(dict(zip(ours.state_dict(), values, strict=True)))
     x = torch.randn(2, 3, 96, 96)
     torch.testing.assert_close(ours(x), theirs(x))
 
 
-def test_an_unknown_backbone_names_the_nearest() -> None:
+def test_an_unknown_backbone_is_an_error_with_a_suggestion() -> None:
     with pytest.raises(InputError, match="did you mean 'resnet32'"):
         build_backbone("resnet-32")
 
 
-def test_growing_keeps_old_classes_as_they_are() -> None:
+def test_growing_keeps_the_weights_of_old_classes() -> None:
     head = GrowingLinear(16)
     head.grow(3)
     x = torch.randn(5, 16)
@@ -85,7 +85,7 @@ def test_growing_keeps_old_classes_as_they_are() -> None:
     assert head.bias.requires_grad
 
 
-def test_new_rows_are_uniform_up_to_the_published_bound() -> None:
+def test_new_rows_are_uniform_within_the_published_bound() -> None:
     head = GrowingLinear(12)
     head.grow(5000)
     bound = (3 / 12) ** 0.5
@@ -94,10 +94,12 @@ def test_new_rows_are_uniform_up_to_the_published_bound() -> None:
     assert head.bias.eq(0).all()
 
 
-def test_fresh_rows_with_a_deviation_of_their_own() -> None:
+def test_new_rows_with_a_given_deviation() -> None:
     torch.manual_seed(0)
     head = GrowingLinear(768, deviation=0.02)
     head.grow(50)
-    assert head.weight.std().item() == pytest.approx(0.0176, rel=0.03)  # a normal of 0.02 cut at two deviations
+    assert head.weight.std().item() == pytest.approx(
+        0.0176, rel=0.03
+    )  # a normal distribution of 0.02, cut at two deviations
     assert head.weight.abs().max() <= 0.04
     assert not head.bias.any()

@@ -1,4 +1,4 @@
-"""Published data sets from small trees of exactly the published shape, with the published numbers made small."""
+"""Published data sets, read from small trees in the published layout."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def expect(monkeypatch: pytest.MonkeyPatch, name: str, classes: int, train: int, test: int) -> None:
-    """The numbers that a small tree has, in place of the published ones."""
+    """Replace the published numbers of images by those of a small tree."""
     forms = tuple(replace(form, train=train, test=test) for form in PUBLISHED[name].forms)
     monkeypatch.setitem(PUBLISHED, name, replace(PUBLISHED[name], classes=classes, forms=forms))
 
 
 def write(path: Path, label: int) -> None:
-    """The red channel tells the class."""
+    """Write an image whose red channel encodes the class."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (20, 16), (40 * label, 90, 200)).save(path)
 
@@ -178,7 +178,7 @@ SHAPES: list[tuple[str, Tree]] = [
 
 
 @pytest.mark.parametrize(("name", "tree"), SHAPES)
-def test_every_published_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, tree: Tree) -> None:
+def test_every_published_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, tree: Tree) -> None:
     root = tree(tmp_path / "there")
     expect(monkeypatch, name, 102 if name == "flowers102" else 3, 9, 6)
     monkeypatch.setattr(torchvision.datasets.Flowers102, "_check_integrity", lambda self: True)  # its sums are others
@@ -192,7 +192,7 @@ def test_every_published_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize(("name", "tree"), [("vtab", pilot), ("food101", food101), ("cars", cars_hub)])
-def test_where_a_data_set_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, tree: Tree) -> None:
+def test_where_a_data_set_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, tree: Tree) -> None:
     """In the data folder; and people name its folder, the one above or the one below."""
     monkeypatch.setenv("FFCIL_DATA", str(tmp_path / "data"))
     assert SOURCES[name].find(None) is not None
@@ -203,7 +203,7 @@ def test_where_a_data_set_is_looked_for(tmp_path: Path, monkeypatch: pytest.Monk
         assert SOURCES[name].find(root) is None
 
 
-def test_other_folders_beside_a_data_set_are_not_taken_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_folders_are_not_confused_with_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expect(monkeypatch, "cars", 3, 9, 6)
     monkeypatch.setenv("FFCIL_DATA", str(tmp_path))
     train_test(tmp_path, ["somebody", "else"], ["train", "test"])
@@ -214,7 +214,7 @@ def test_other_folders_beside_a_data_set_are_not_taken_for_it(tmp_path: Path, mo
         load_dataset("cars", tmp_path / "absent", 16)
 
 
-def test_another_split_has_no_claim_to_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set_with_another_split_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = pilot(tmp_path / "there")
     with pytest.raises(InputError, match=r"has 3 classes, but imagenet-a as published has 200: .*dataset=folder"):
         load_dataset("imagenet-a", root)
@@ -253,7 +253,7 @@ def test_imagenet100_has_the_classes_of_seed_1993(tmp_path: Path, monkeypatch: p
         load_dataset("imagenet100", tmp_path, 16)
 
 
-def test_crops_are_as_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crops_of_published_data_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ffcil.data.sources.list_published", lambda *_: list_folder(pilot(tmp_path / "there")))
     for name, smallest in (("imagenet100", 0.08), ("imagenet-r", 0.05)):
         crop = load_dataset(name, tmp_path).augmentation.crop
@@ -261,7 +261,7 @@ def test_crops_are_as_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert crop.scale == (smallest, 1.0)
 
 
-def test_a_broken_table_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_table_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expect(monkeypatch, "cub200", 3, 9, 6)
     root = cub(tmp_path / "there")
     (root / "train_test_split.txt").write_text("1 1\n")
@@ -269,7 +269,7 @@ def test_a_broken_table_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Monk
         load_dataset("cub200", root)
 
 
-def test_what_is_missing_is_downloaded_or_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_sets_are_downloaded_or_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         InputError, match=r"'imagenet-a' is not in .*: download the archive linked at https://github.com/LAMDA"
     ):
@@ -279,7 +279,7 @@ def test_what_is_missing_is_downloaded_or_told(tmp_path: Path, monkeypatch: pyte
         raise OSError("no route to host")
 
     monkeypatch.setitem(PUBLISHED, "food101", replace(PUBLISHED["food101"], download=no_network))
-    # the table is read anew, but whether there is a download at all was known before
+    # The table is read again; whether a download exists was known before.
     with pytest.raises(InputError, match=r"food101 could not be downloaded \(no route to host\): try again, or unpack"):
         load_dataset("food101")
     expect(monkeypatch, "food101", 3, 9, 6)
@@ -317,7 +317,7 @@ def test_published_numbers() -> None:
             assert (form.train or 0) + (form.test or 0) == images
 
 
-def test_recipes_name_their_data_sets() -> None:
+def test_data_sets_of_recipes_exist() -> None:
     for name in recipe_names():
         assert resolve(name).dataset in SOURCES
     for name in ("cars", "imagenet-a", "imagenet-r", "cub200", "imagenet100"):

@@ -1,4 +1,4 @@
-"""Crops from a ragged store against torchvision, image by image, with the same boxes."""
+"""Crops from a ragged store compared with torchvision, image by image, with the same boxes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.v2 import functional as tv
 
+from conftest import seeded
 from ffcil.data.augment import Augmentation, Draws
 from ffcil.data.image_set import ImageSet
 from ffcil.data.ragged import Images, RaggedImages, flat_pixels, image_sizes, locate
 from ffcil.data.resized_crop import ResizedCrop, resample, resample_one_by_one
 from ffcil.training.batches import ImageSource, _ImageBatches
+from oracles import grey_levels
 
 UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 SIZES = [(64, 64), (64, 96), (120, 64), (64, 65), (1, 1), (3, 40), (200, 64), (64, 333)]
 
 
 def picture(height: int, width: int, seed: int) -> Tensor:
-    """Smooth in one half, noise in the other."""
-    noise = torch.randint(0, 256, (3, height, width), generator=torch.Generator().manual_seed(seed))
+    """An image that is smooth in one half and noise in the other."""
+    noise = torch.randint(0, 256, (3, height, width), generator=seeded(seed))
     slope = torch.linspace(0, 255, height)[:, None] * torch.linspace(0.3, 1, width)
     return torch.where(torch.arange(width) < width // 2, slope.expand(3, -1, -1), noise).to(torch.uint8)
 
@@ -44,20 +46,17 @@ def augmentation(size: int = 56, short_side: int = 64, **fields: object) -> Augm
 
 
 def levels(result: Tensor) -> Tensor:
-    """Grey levels, which must be whole."""
-    values = result.double() * 255
-    assert (values - values.round()).abs().max() < 1e-3
-    return values.round()
+    return grey_levels(result).double()
 
 
 def drawn(augmentation: Augmentation, store: RaggedImages | Tensor, rows: Tensor, seed: int = 0) -> Draws:
-    return augmentation.draw(len(rows), torch.Generator().manual_seed(seed), image_sizes(store)[rows])
+    return augmentation.draw(len(rows), seeded(seed), image_sizes(store)[rows])
 
 
 # --- the store -----------------------------------------------------------------------------------------------------
 
 
-def test_a_store_gives_back_its_images() -> None:
+def test_a_store_returns_its_images() -> None:
     store, images = ragged()
     assert len(store) == len(images)
     assert all(torch.equal(store.image(k), image) for k, image in enumerate(images))
@@ -66,7 +65,7 @@ def test_a_store_gives_back_its_images() -> None:
     assert torch.equal(moved.image(3), images[3])
 
 
-def test_pixels_are_found_in_either_kind_of_store() -> None:
+def test_pixels_are_located_in_both_kinds_of_store() -> None:
     square = torch.randint(0, 256, (5, 3, 6, 9), dtype=torch.uint8)
     rows = torch.tensor([4, 0, 2, 2])
     for store in (square, packed(square)):
@@ -78,7 +77,7 @@ def test_pixels_are_found_in_either_kind_of_store() -> None:
             assert torch.equal(flat_pixels(store)[position], square[rows, colour, y, x])
 
 
-def test_stores_check_themselves() -> None:
+def test_invalid_stores_are_an_error() -> None:
     with pytest.raises(ValueError, match="flat uint8"):
         RaggedImages(torch.zeros(9), torch.zeros(1), torch.ones(1, 2))
     with pytest.raises(ValueError, match=r"sizes must be \[1, 2\]"):
@@ -92,11 +91,13 @@ def test_stores_check_themselves() -> None:
 # --- boxes ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [(256, 256), (256, 400), (300, 90), (40, 640)])  # the last two often find no box
-def test_boxes_are_distributed_as_torchvisions(size: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    "size", [(256, 256), (256, 400), (300, 90), (40, 640)]
+)  # for the last two, often no box is found
+def test_boxes_have_the_distribution_of_torchvision(size: tuple[int, int]) -> None:
     n = 4000
     crop = ResizedCrop()
-    mine = crop.draw(torch.tensor([size] * n), torch.Generator().manual_seed(0))
+    mine = crop.draw(torch.tensor([size] * n), seeded())
     torch.manual_seed(1)
     image = torch.empty(3, *size)
     theirs = torch.tensor([RandomResizedCrop.get_params(image, list(crop.scale), list(crop.ratio)) for _ in range(n)])
@@ -105,13 +106,13 @@ def test_boxes_are_distributed_as_torchvisions(size: tuple[int, int]) -> None:
     area = [(boxes[:, 2] * boxes[:, 3]).numpy() for boxes in (mine, theirs)]
     assert ks_2samp(*area).pvalue > 1e-4
     whole = [((boxes[:, 2] == size[0]) | (boxes[:, 3] == size[1])).double().mean() for boxes in (mine, theirs)]
-    assert abs(whole[0] - whole[1]) < 0.04  # how often nothing fitted and the largest was taken
+    assert abs(whole[0] - whole[1]) < 0.04  # share of images for which the largest box was used
 
 
 def test_boxes_lie_inside_their_images_and_are_determined_by_the_generator() -> None:
     sizes = torch.tensor(SIZES).repeat(500, 1)
     crop = ResizedCrop()
-    first, again, other = (crop.draw(sizes, torch.Generator().manual_seed(seed)) for seed in (3, 3, 4))
+    first, again, other = (crop.draw(sizes, seeded(seed)) for seed in (3, 3, 4))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert first.dtype == torch.int64
@@ -121,11 +122,11 @@ def test_boxes_lie_inside_their_images_and_are_determined_by_the_generator() -> 
 
 
 def test_boxes_are_drawn_after_everything_else() -> None:
-    """So that whatever was drawn before there were any is what it was."""
+    """The other draws are therefore those of earlier versions."""
     sizes = torch.tensor([[64, 80]] * 30)
     with_crop = augmentation(auto=True, cutout=4)
     before = replace(with_crop, crop=None)
-    new, old = (a.draw(30, torch.Generator().manual_seed(0), sizes) for a in (with_crop, before))
+    new, old = (a.draw(30, seeded(), sizes) for a in (with_crop, before))
     assert all(torch.equal(a, b) for a, b in zip(new[:-1], old[:-1], strict=True))
     assert new.box.shape == (30, 4)
     assert old.box.shape == (30, 0)
@@ -136,7 +137,7 @@ def test_boxes_are_drawn_after_everything_else() -> None:
 @pytest.mark.parametrize(
     "fields", [{"size": 300}, {"size": 0}, {"scale": (0.5, 0.1)}, {"scale": (0, 1)}, {"ratio": (2, 1)}]
 )
-def test_impossible_crops_are_refused(fields: dict[str, object]) -> None:
+def test_invalid_crops_are_an_error(fields: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(fields))):
         ResizedCrop(**fields)  # type: ignore[arg-type]
 
@@ -150,8 +151,8 @@ def batched(store: Images, rows: Tensor, box: Tensor, flip: Tensor, size: int) -
 
 @pytest.mark.parametrize("take", [batched, resample_one_by_one])
 @pytest.mark.parametrize("size", [56, 21])
-def test_training_crops_are_torchvisions(take: Callable[..., Tensor], size: int) -> None:
-    """The way that a GPU takes and the way that a CPU takes."""
+def test_training_crops_equal_torchvision(take: Callable[..., Tensor], size: int) -> None:
+    """With the code for GPUs and the code for CPUs."""
     store, images = ragged()
     rows = torch.arange(len(store)).repeat(12)
     draws = drawn(augmentation(), store, rows)
@@ -165,8 +166,8 @@ def test_training_crops_are_torchvisions(take: Callable[..., Tensor], size: int)
 
 
 @pytest.mark.parametrize("short_side", [64, 80, 57])
-def test_test_images_are_torchvisions(short_side: int) -> None:
-    """Resized where the store has another short side, then the middle."""
+def test_test_images_equal_torchvision(short_side: int) -> None:
+    """Images with another short side are resized; then the centre is cropped."""
     store, images = ragged()
     got = levels(augmentation(short_side=short_side).plain(store))
     for image, result in zip(images, got, strict=True):
@@ -177,13 +178,13 @@ def test_test_images_are_torchvisions(short_side: int) -> None:
             assert torch.equal(result, want.double())  # nothing is resampled
 
 
-def test_some_rows_as_all_of_them() -> None:
+def test_selected_rows_equal_rows_of_the_whole() -> None:
     store, _ = ragged()
     a, rows = augmentation(), torch.tensor([5, 2, 2, 7])
     assert torch.equal(a.plain(store, rows), a.plain(store)[rows])
 
 
-def test_square_images_are_the_same_from_either_store() -> None:
+def test_square_images_are_the_same_from_both_kinds_of_store() -> None:
     square = torch.stack([picture(64, 64, seed) for seed in range(6)])
     store = packed(square)
     a, rows = augmentation(short_side=72, auto=True, cutout=8), torch.tensor([0, 3, 5, 5, 1])
@@ -210,10 +211,10 @@ def test_brightness_auto_augment_and_cutout_follow_the_crop() -> None:
     auto = replace(a, auto=True, cutout=10)
     changed = levels(auto.train(store, rows, drawn(auto, store, rows)))
     assert changed.shape == bright.shape
-    assert (changed == 0).all(1).sum((1, 2)).min() >= 25  # a hole, at worst in a corner
+    assert (changed == 0).all(1).sum((1, 2)).min() >= 25  # a hole, possibly in a corner
 
 
-def test_normalisation_follows() -> None:
+def test_normalisation_follows_the_crop() -> None:
     store, _ = ragged()
     a = augmentation()
     got = replace(a, mean=(0.1, 0.2, 0.3), std=(0.5, 1.0, 2.0)).plain(store)
@@ -221,14 +222,14 @@ def test_normalisation_follows() -> None:
     torch.testing.assert_close(got, want, rtol=0, atol=2e-6)
 
 
-def test_nothing_random_looks_like_a_test_image() -> None:
+def test_training_images_without_randomness_equal_test_images() -> None:
     store, _ = ragged()
     a, rows = augmentation(auto=True).without_randomness(), torch.arange(len(store))
     assert torch.equal(a.train(store, rows, drawn(a, store, rows)), a.plain(store))
 
 
 def test_positions_beyond_32_bits() -> None:
-    """A store of more than 2^31 bytes; most of it is never touched, so that it takes no memory."""
+    """A store of more than 2^31 bytes. Most of it is never written and takes no memory."""
     image = picture(40, 60, 0)
     pixels = torch.empty(2**31 + 10_000, dtype=torch.uint8)
     pixels[-image.numel() :] = image.permute(1, 2, 0).flatten()
@@ -238,8 +239,8 @@ def test_positions_beyond_32_bits() -> None:
     assert torch.equal(a.plain(store), a.plain(small))
 
 
-def test_an_epoch_draws_boxes_for_the_images_that_it_shows() -> None:
-    """Of every view: a box that is larger than its image would read pixels of the next one."""
+def test_boxes_of_an_epoch_fit_its_images() -> None:
+    """In every view. A box that is larger than its image would read pixels of the next image."""
     store, _ = ragged([(20, 200), (200, 20), (50, 50)])
     images = ImageSet(store, torch.arange(3), ("a", "b", "c"))
     source = ImageSource(images, torch.arange(3), augmentation(16, 20), batch=2, views=2)
@@ -251,7 +252,7 @@ def test_an_epoch_draws_boxes_for_the_images_that_it_shows() -> None:
     assert batches.next()[0].shape == (4, 3, 16, 16)
 
 
-def test_threads_change_nothing() -> None:
+def test_the_number_of_threads_changes_nothing() -> None:
     store, _ = ragged([(64 + k, 90 - k) for k in range(20)])
     augment = augmentation(flip=True)
     rows = torch.arange(20)

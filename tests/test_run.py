@@ -82,7 +82,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, colours: Path) -> Path:
     return folder
 
 
-def test_the_folder(whole: Path, colours: Path) -> None:
+def test_files_of_a_folder(whole: Path, colours: Path) -> None:
     names = {path.name for path in whole.iterdir()} - {".lock"}
     files = {f"{name}.json" for name in ("config", "arrivals", "data", "method", "environment", "summary")}
     assert names == files | {"records.jsonl", "counts", "checkpoints", "done"}
@@ -100,7 +100,7 @@ def test_the_folder(whole: Path, colours: Path) -> None:
     assert saved == config().model_dump(mode="json", exclude={"options"})
 
 
-def test_the_name_of_the_data_is_that_of_their_folder(tmp_path: Path, colours: Path) -> None:
+def test_data_is_named_after_its_folder(tmp_path: Path, colours: Path) -> None:
     named = shutil.copytree(colours, tmp_path / "birds.v2")
     Run(config(), tmp_path / "run", data=named, device="cpu", threads=1).execute()
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["data"] == "birds.v2"
@@ -307,14 +307,14 @@ def kill_at_random(folder: Path, data: Path, settings: RunConfig, seed: int) -> 
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_kill_9(tmp_path: Path, colours: Path, whole: Path, seed: int) -> None:
+def test_a_killed_run_is_resumed(tmp_path: Path, colours: Path, whole: Path, seed: int) -> None:
     kill_at_random(tmp_path / "run", colours, config(), seed)
     assert records(tmp_path / "run") == records(whole)
     assert counts(tmp_path / "run") == counts(whole)
 
 
 @pytest.mark.slow
-def test_kill_9_at_twenty_moments_on_glyphs(tmp_path: Path) -> None:
+def test_a_run_killed_at_twenty_moments_on_glyphs_is_resumed(tmp_path: Path) -> None:
     phase = {"epochs": 3}
     settings = small_config(
         dataset="glyphs",

@@ -1,4 +1,4 @@
-"""Data sets from files: CIFAR-100 as published, and anybody's folders."""
+"""Data sets from files: CIFAR-100 and folders of images."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def test_a_folder_of_classes_is_split_class_by_class(tmp_path: Path) -> None:
     assert data.train.counts().tolist() == [8, 8, 8]
     assert data.test.counts().tolist() == [2, 2, 2]
     assert data.train.image_size == (16, 16)
-    for split in (data.train, data.test):  # the red channel tells the class
+    for split in (data.train, data.test):  # the red channel encodes the class
         assert (split.images[:, 0].amax(dim=(1, 2)) == 80 * split.labels).all()
     green = torch.cat([s.images[s.labels == 1][:, 1, 0, 0] for s in (data.train, data.test)])
-    assert sorted(green.tolist()) == [10 * k for k in range(10)]  # every image is in one of the two
+    assert sorted(green.tolist()) == [10 * k for k in range(10)]  # every image is in one of the splits
     again = load_dataset("folder", tmp_path / "mine", 16)
     assert torch.equal(again.test.images, data.test.images)
 
@@ -77,7 +77,7 @@ def test_a_dangling_link_is_named(tmp_path: Path) -> None:
         load_dataset("folder", tmp_path)
 
 
-def test_a_class_of_one_image_is_for_training(tmp_path: Path) -> None:
+def test_the_only_image_of_a_class_is_for_training(tmp_path: Path) -> None:
     tree(tmp_path, 2, 5)
     write_image(tmp_path / "rare" / "only.png", (1, 2, 3))
     data = load_dataset("folder", tmp_path)
@@ -111,7 +111,7 @@ def test_unreadable_images_are_named_all_at_once(tmp_path: Path) -> None:
         load_dataset("folder", tmp_path)
 
 
-def test_folders_that_are_wrong(tmp_path: Path) -> None:
+def test_invalid_folders_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="needs images: give with --data"):
         load_dataset("folder")
     with pytest.raises(InputError, match="There is no folder"):
@@ -125,7 +125,7 @@ def test_folders_that_are_wrong(tmp_path: Path) -> None:
         load_dataset("folder", tmp_path / "x")
 
 
-def test_unknown_names_and_sizes() -> None:
+def test_unknown_names_and_sizes_are_an_error() -> None:
     with pytest.raises(InputError, match="did you mean 'cifar100'"):
         load_dataset("cifar-100")
     with pytest.raises(InputError, match="images of 32 pixels"):
@@ -151,7 +151,7 @@ def test_small_images_enlarged_for_a_vit() -> None:
 
 
 def fake_cifar100(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of the published shape with few images, and torchvision told their sums."""
+    """Files in the published format with few images, whose checksums torchvision expects."""
     folder = root / "cifar-100-python"
     folder.mkdir(parents=True)
     generator = np.random.default_rng(0)
@@ -184,7 +184,7 @@ def test_cifar100_from_local_files(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert data.train.labels.tolist() == raw["fine_labels"]
 
 
-def test_cifar100_that_is_missing_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_cifar100_is_an_error_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_network(self: object) -> None:
         raise OSError("no route to host")
 
@@ -193,21 +193,21 @@ def test_cifar100_that_is_missing_says_how_to_get_it(tmp_path: Path, monkeypatch
         load_dataset("cifar100")
 
 
-def test_nothing_is_downloaded_to_a_folder_that_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_downloaded_to_a_given_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CIFAR100, "download", lambda self: pytest.fail("it was downloaded"))
     with pytest.raises(InputError, match=r"with internet access, omit --data, and the first run downloads it"):
         load_dataset("cifar100", tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_cifar100_that_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_cifar100_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cifar100(tmp_path, monkeypatch)
     (tmp_path / "cifar-100-python" / "test").write_bytes(b"other")
     with pytest.raises(InputError, match="are not those of CIFAR-100"):
         load_dataset("cifar100", tmp_path)
 
 
-def test_a_cache_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
+def test_an_interrupted_cache_entry_is_removed(tmp_path: Path) -> None:
     def broken(folder: Path) -> None:
         (folder / "half").touch()
         raise RuntimeError("killed")
@@ -216,7 +216,7 @@ def test_a_cache_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
         cached_folder("key", broken)
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
     made = cached_folder("key", lambda folder: (folder / "whole").touch())
-    assert cached_folder("key", broken) == made  # not made again
+    assert cached_folder("key", broken) == made  # from the cache
     assert [path.name for path in made.iterdir()] == ["whole"]
 
 
@@ -228,6 +228,6 @@ def test_a_cache_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
         (torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64)),
     ],
 )
-def test_image_sets_check_themselves(images: torch.Tensor, labels: torch.Tensor) -> None:
+def test_invalid_image_sets_are_an_error(images: torch.Tensor, labels: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="must be"):
         ImageSet(images, labels, ("a",))

@@ -1,4 +1,4 @@
-"""Image files to a store: every kind of file that people have, and preparations that break off."""
+"""Stores made of image files: kinds of files, and interrupted preparations."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def saved(root: Path, name: str) -> Path:
 # --- what people have -----------------------------------------------------------------------------------------------
 
 
-def test_the_full_frame_is_kept_with_its_short_side_scaled(tmp_path: Path) -> None:
+def test_the_full_frame_is_kept_with_a_scaled_short_side(tmp_path: Path) -> None:
     photographs(tmp_path / "x", 1, 6)
     data = load_dataset("folder", tmp_path / "x", 112)
     assert data.augmentation.crop is not None
@@ -83,13 +83,13 @@ def test_the_full_frame_is_kept_with_its_short_side_scaled(tmp_path: Path) -> No
     assert np.array_equal(scaled(upright(tmp_path / "x" / "class 0" / "5.png"), 112), want)
 
 
-def test_a_photograph_held_sideways_is_turned(tmp_path: Path) -> None:
+def test_exif_orientation_is_applied(tmp_path: Path) -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6  # a viewer turns it clockwise by a quarter
+    exif[0x0112] = 6  # rotated clockwise by 90 degrees for display
     two_halves().save(saved(tmp_path, "sideways.jpg"), exif=exif, quality=95)
     image = only_image(tmp_path)
     assert image.shape == (3, 170, 128)
-    assert image[:, 10, 64].tolist() == pytest.approx([254, 0, 0], abs=3)  # left is now above
+    assert image[:, 10, 64].tolist() == pytest.approx([254, 0, 0], abs=3)  # the left side is now the top
     assert image[:, 160, 64].tolist() == pytest.approx([0, 0, 254], abs=3)
 
 
@@ -119,7 +119,7 @@ def test_every_mode_becomes_rgb(tmp_path: Path, mode: str, colour: Any, name: st
 
 
 @pytest.mark.parametrize(("mode", "value"), [("I", -1), ("I", 2**16), ("I", 200), ("F", 1.5), ("F", float("nan"))])
-def test_pixels_that_are_no_grey_levels_are_not_guessed(tmp_path: Path, mode: str, value: float) -> None:
+def test_pixels_that_are_not_grey_levels_are_an_error(tmp_path: Path, mode: str, value: float) -> None:
     Image.new(mode, (150, 140), value).save(saved(tmp_path, "x.tif"))
     with pytest.raises(InputError, match=r"x\.tif \(its pixels "):
         only_image(tmp_path)
@@ -140,7 +140,7 @@ def test_an_image_of_one_pixel(tmp_path: Path) -> None:
     assert image.flatten(1).unique(dim=1).flatten().tolist() == [9, 8, 7]
 
 
-def test_what_cannot_be_read_is_named_all_at_once_and_leaves_nothing(tmp_path: Path, cache: Path) -> None:
+def test_all_unreadable_files_are_named_and_nothing_is_stored(tmp_path: Path, cache: Path) -> None:
     root = photographs(tmp_path / "x", 2, 6)
     (root / "class 0" / "zero bytes.jpg").write_bytes(b"")
     two_halves(400, 300).save(root / "class 1" / "whole.jpg")
@@ -173,9 +173,9 @@ def test_images_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     first = load_dataset("folder", root, 96)
     monkeypatch.setattr("ffcil.data.decoding.upright", None)
     monkeypatch.chdir(tmp_path)
-    again = load_dataset("folder", "x", 96)  # however it is named
+    again = load_dataset("folder", "x", 96)  # a relative path to the same folder
     assert torch.equal(pixels(first), pixels(again))
-    with pytest.raises(InputError, match="8 image"):  # another size, or a changed file, is decoded anew
+    with pytest.raises(InputError, match="8 image"):  # another size, or a changed file, is decoded again
         load_dataset("folder", root, 104)
     os.utime(root / "class 0" / "0.png", ns=(1, 1))
     with pytest.raises(InputError, match="8 image"):
@@ -201,14 +201,12 @@ def many_photographs(root: Path) -> Path:
     return root
 
 
-def test_a_killed_preparation_is_taken_up(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_preparation_is_resumed(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "x"
     for k in range(500):
         two_halves(150 + k % 7, 140).save(saved(root, f"{k:03d}.png"))
     process = preparing(root)
-    end = time.monotonic() + 60
     while not any(path.stat().st_size for path in cache.glob(".images-*/journal.jsonl")):
-        assert time.monotonic() < end
         assert process.poll() is None
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
@@ -229,7 +227,7 @@ def test_a_killed_preparation_is_taken_up(tmp_path: Path, cache: Path, monkeypat
 
 
 def fill(folder: Path, images: int, finish: bool) -> None:
-    """Images of any size for both parts, every tenth a bad one."""
+    """Add images of any size; every tenth is unreadable."""
     folder.mkdir(exist_ok=True)
     with closing(StoreDraft(folder)) as draft:
         for k in range(len(draft), images):
@@ -243,7 +241,7 @@ def fill(folder: Path, images: int, finish: bool) -> None:
 
 
 @pytest.mark.parametrize("accident", ["none", "torn journal", "lost pixels"])
-def test_a_draft_goes_on_behind_its_last_whole_entry(tmp_path: Path, accident: str) -> None:
+def test_a_draft_continues_after_its_last_complete_entry(tmp_path: Path, accident: str) -> None:
     fill(tmp_path / "whole", 600, finish=True)
     fill(tmp_path / "draft", 550, finish=False)
     if accident == "torn journal":
@@ -291,7 +289,7 @@ def test_ctrl_c_keeps_the_draft(cache: Path) -> None:
 
 def test_a_full_disk_is_reported_with_its_place(cache: Path) -> None:
     def write(draft: Path) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")  # as a write says it: without a name
+        raise OSError(errno.ENOSPC, "No space left on device")  # like the error of a write, without a file name
 
     with pytest.raises(InputError, match=rf"{cache} could not be written \(No space left on device\): free some space"):
         cached_folder("key", write)
@@ -304,7 +302,7 @@ def test_an_empty_cache_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> Non
     assert cache_folder() == Path.home() / ".cache" / "ffcil"
 
 
-def test_where_folders_cannot_be_locked_a_draft_may_have_an_owner(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_is_kept_if_folders_cannot_be_locked(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_locks(handle: int, operation: int) -> None:
         raise OSError("not on this file system")
 
@@ -343,7 +341,7 @@ def test_a_run_notices_other_photographs(tmp_path: Path) -> None:
     root = photographs(tmp_path / "x")
     first = run(root, tmp_path / "run")
     (tmp_path / "run" / "done").unlink()
-    assert run(root, tmp_path / "run")["average"] == first["average"]  # taken up at its end
+    assert run(root, tmp_path / "run")["average"] == first["average"]  # resumed at its end
     (tmp_path / "run" / "done").unlink()
     for path in root.rglob("*.png"):
         Image.open(path).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(path)
@@ -352,7 +350,7 @@ def test_a_run_notices_other_photographs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("augment", ["auto", "none"])
-def test_other_augmentation_of_photographs(tmp_path: Path, augment: str) -> None:
+def test_augmentations_of_photographs(tmp_path: Path, augment: str) -> None:
     train = {"batch": 8, "augment": augment, "first": {"epochs": 1}, "later": {"epochs": 1}}
     root = photographs(tmp_path / "x", 2, 4)
     assert run(root, tmp_path / "run", arrivals={"sizes": [2]}, train=train)["average"] >= 0

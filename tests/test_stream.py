@@ -1,4 +1,4 @@
-"""Streams: remapped labels, increments of any size, class orders of the field."""
+"""Streams: remapped labels, increments of any size, published class orders."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from conftest import seeded
 from ffcil.arrivals import from_trace, given_arrivals
 from ffcil.data.image_set import ImageSet
 from ffcil.errors import InputError
@@ -15,9 +16,9 @@ from ffcil.stream import Stream, class_order
 
 
 def labelled(counts: list[int]) -> ImageSet:
-    """Images whose first pixel is their class; labels shuffled."""
+    """Shuffled images whose pixels are their class."""
     labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-    labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))]
+    labels = labels[torch.randperm(len(labels), generator=seeded())]
     images = labels.to(torch.uint8)[:, None, None, None].expand(-1, 3, 2, 2).contiguous()
     return ImageSet(images, labels, tuple(f"class {k}" for k in range(len(counts))))
 
@@ -53,7 +54,7 @@ def test_the_order_of_seed_1993_is_the_published_one() -> None:
     assert class_order(5, None) == (0, 1, 2, 3, 4)
 
 
-def test_too_many_classes() -> None:
+def test_arrivals_with_more_classes_than_the_data_set_are_an_error() -> None:
     with pytest.raises(InputError, match="7 classes arrive, but the data set has 5"):
         Stream(labelled([1] * 5), labelled([1] * 5), given_arrivals([3, 4]), 0)
 
@@ -73,7 +74,7 @@ def test_a_trace_gives_the_class_order(tmp_path: object) -> None:
         Stream(labelled([1, 2, 3]), labelled([1, 1, 1]), from_trace(path, "7d"))
 
 
-def test_images_of_no_class_stay_out() -> None:
+def test_images_without_a_class_are_left_out() -> None:
     """A stream over part of another stream's classes, whose other images are labelled -1."""
     images = labelled([2, 2, 2])
     first = Stream(images, images, given_arrivals([2]), None)

@@ -1,4 +1,4 @@
-"""Data sets in Parquet and CSV files, and what is said where they are wrong."""
+"""Data sets in Parquet and CSV files, and errors in them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def encoded(red: int, size: tuple[int, int] = (30, 20), kind: str = "png") -> by
 
 
 def reds(data: DataSet) -> list[list[int]]:
-    """The red of every training and test image, in their order."""
+    """Red values of the training and test images, in their order."""
     return [
         [int(split.images.image(k)[0, 0, 0]) for k in range(len(split))]
         if isinstance(split.images, RaggedImages)
@@ -43,7 +43,7 @@ def reds(data: DataSet) -> list[list[int]]:
 
 
 def parquet(path: Path, labels: Sequence[Any], first: int = 0, features: Any = None, **columns: Any) -> Path:
-    """Image k of a file is of red `first` + k."""
+    """A column of images; the red value of image k is `first` + k."""
     images = [{"bytes": encoded(first + k), "path": f"{k}.png"} for k in range(len(labels))]
     table = pa.table({"image": images, "label": labels, **columns})
     if features:
@@ -81,7 +81,7 @@ def test_parquet_files_of_hugging_face(tmp_path: Path) -> None:
     assert data.train.class_names == ("cat", "dog")
     assert reds(data) == [[0, 1, 10, 11], [20, 21]]
     parquet(tmp_path / "data" / "validation-00000-of-00001.parquet", [0], 30, features)
-    assert reds(load_dataset("parquet", tmp_path, 16)) == reds(data)  # not used where there is a test split
+    assert reds(load_dataset("parquet", tmp_path, 16)) == reds(data)  # not used if there is a test split
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_parquet_files_of_hugging_face(tmp_path: Path) -> None:
     ],
 )
 def test_splits_in_the_names_of_files_and_folders(tmp_path: Path, train: str, test: str) -> None:
-    root = tmp_path / "train"  # its own name says nothing
+    root = tmp_path / "train"  # the name of the data folder itself is ignored
     parquet(root / f"{train}.parquet", [0, 1] * 5, 0)
     parquet(root / f"{test}.parquet", [0, 1], 20)
     assert reds(load_dataset("parquet", root, 16)) == [list(range(10)), [20, 21]]
@@ -133,7 +133,7 @@ def test_images_beside_a_parquet_file(tmp_path: Path) -> None:
 
 
 def test_numerals_as_class_names(tmp_path: Path) -> None:
-    """Whole numbers count the classes, whatever these are called; texts are names first."""
+    """Integers are class numbers, also if names are numerals; strings are class names first."""
     (tmp_path / "classes.txt").write_text("2\n1\n0\n")
     parquet(tmp_path / "x.parquet", [0, 1, 2, 0, 1, 2], split=["train"] * 3 + ["test"] * 3)
     assert load_dataset("parquet", tmp_path, 16).train.labels.tolist() == [0, 1, 2]
@@ -146,7 +146,7 @@ def test_numerals_as_class_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rows_together", [100, 4000])
 def test_a_parquet_file_is_not_held_in_memory(tmp_path: Path, rows_together: int) -> None:
-    """Neither all of it nor all of a large row group, as pyarrow would by itself."""
+    """Neither the whole file nor a whole large row group is read at once."""
     noise = np.random.default_rng(0).bytes(2**20)
     images = [noise[k : k + 5_000] for k in range(4000)]
     path = tmp_path / "x.parquet"
@@ -160,7 +160,7 @@ def test_a_parquet_file_is_not_held_in_memory(tmp_path: Path, rows_together: int
     assert max(held) - held[0] < path.stat().st_size / 5
 
 
-def test_parquet_files_that_are_wrong(tmp_path: Path) -> None:
+def test_invalid_parquet_files_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
 
     def problem() -> str:
@@ -236,7 +236,7 @@ def test_a_csv_file(tmp_path: Path) -> None:
     assert data.test.counts().tolist() == [1, 1]
 
 
-def test_a_table_of_something_else_beside_the_images(tmp_path: Path) -> None:
+def test_an_unrelated_table_beside_images_is_ignored(tmp_path: Path) -> None:
     """Notes in a folder of class folders do not make it a CSV data set; a list of the images does."""
     for name in ("cat", "dog"):
         (tmp_path / "images" / name).mkdir(parents=True)
@@ -256,8 +256,8 @@ def test_a_table_of_something_else_beside_the_images(tmp_path: Path) -> None:
     assert list_own(root).class_names == ("tabby",)
 
 
-def test_a_mistaken_first_line_beside_a_folder_of_images(tmp_path: Path) -> None:
-    """They are not one class called `images`."""
+def test_a_wrong_header_beside_a_folder_of_images_is_an_error(tmp_path: Path) -> None:
+    """The folder is not read as a single class called `images`."""
     (tmp_path / "images").mkdir()
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "images" / "1.png").write_bytes(encoded(1))
@@ -267,7 +267,7 @@ def test_a_mistaken_first_line_beside_a_folder_of_images(tmp_path: Path) -> None
         list_own(tmp_path)
 
 
-def test_csv_files_that_are_wrong(tmp_path: Path) -> None:
+def test_invalid_csv_files_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(encoded(1))
 
     def problem(*lines: str) -> str:
@@ -293,7 +293,7 @@ def test_csv_files_that_are_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["parquet", "csv"])
-def test_what_is_missing_is_said(tmp_path: Path, name: str) -> None:
+def test_missing_data_is_an_error_with_a_remedy(tmp_path: Path, name: str) -> None:
     for root in (None, tmp_path / "absent", tmp_path):
         problem = SOURCES[name].find(root)
         assert problem is not None

@@ -45,12 +45,12 @@ def test_any_torch_data_set(tmp_path: Path) -> None:
         (torch.zeros(3, 8, 8), -1, "An image has label -1, but there are 1 classes"),
     ],
 )
-def test_torch_data_sets_that_do_not_fit(image: object, label: int, message: str) -> None:
+def test_invalid_torch_data_sets_are_an_error(image: object, label: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         image_set_of([(image, label)], 8, ["a"])  # type: ignore[arg-type]
 
 
-def test_a_torch_data_sets_pictures_are_as_their_files_would_be(tmp_path: Path) -> None:
+def test_images_of_a_torch_data_set_equal_those_of_files(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # held sideways
     Image.new("RGB", (200, 100)).save(tmp_path / "x.jpg", exif=exif)

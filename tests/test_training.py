@@ -1,4 +1,4 @@
-"""The one loop: schedules, batches, determinism, taking up again."""
+"""The training loop: schedules, batches, determinism, resuming."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ffcil.training.seeds import derive_seed
         Phase(epochs=20, learning_rate=0.1, schedule="cosine"),
     ],
 )
-def test_learning_rates_are_torchs(phase: Phase) -> None:
+def test_learning_rates_equal_those_of_torch(phase: Phase) -> None:
     optimiser = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=phase.learning_rate)
     scheduler: torch.optim.lr_scheduler.LRScheduler
     if phase.schedule == "cosine":
@@ -50,7 +50,7 @@ def test_scaled_phases() -> None:
 
 
 class World:
-    """A linear model on a few images, fitted by `fit` and observed."""
+    """A linear model on a few images, trained by `fit`, with a record of its batches."""
 
     def __init__(self, images: int = 50, batch: int = 16, epochs: int = 4, momentum: float = 0.9) -> None:
         self.settings = small_config(train={"batch": batch, "momentum": momentum}).train
@@ -77,7 +77,7 @@ class World:
 
 
 @pytest.mark.parametrize(("images", "batch"), [(50, 16), (48, 16), (3, 16), (1, 4)])
-def test_an_epoch_shows_every_image_and_no_short_batch(images: int, batch: int) -> None:
+def test_an_epoch_uses_every_image_in_full_batches(images: int, batch: int) -> None:
     world = World(images, batch, epochs=1)
     world.data = dataclasses.replace(world.data, augmentation=Augmentation((0, 0, 0), (1, 1, 1), 0, False, 0))
     progress = world.fit()
@@ -89,11 +89,11 @@ def test_an_epoch_shows_every_image_and_no_short_batch(images: int, batch: int) 
         stores[tuple((image * 255).round().to(torch.uint8).flatten().tolist())] for b in world.batches for image in b
     )
     assert sorted(shown) == list(range(images))
-    assert max(shown.values()) - min(shown.values()) <= 1  # drawn again, but none twice before all once
+    assert max(shown.values()) - min(shown.values()) <= 1  # no image is used twice before all were used once
 
 
-def test_fit_is_plain_sgd() -> None:
-    """The same batches through torch's own optimiser and a hand-written loop."""
+def test_fit_equals_plain_sgd() -> None:
+    """The same batches with the optimiser of torch in a plain loop."""
     world = World()
     world.fit()
     batches = world.batches
@@ -111,7 +111,7 @@ def test_fit_is_plain_sgd() -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
-def test_resuming_after_any_epoch_is_exact(momentum: float) -> None:
+def test_resumed_training_is_bit_equal(momentum: float) -> None:
     whole = World(momentum=momentum)
     saved: list[tuple[FitProgress, dict[str, torch.Tensor]]] = []
 
@@ -163,7 +163,7 @@ def test_evaluating_restores_the_mode() -> None:
     assert module.training
 
 
-def test_torchs_switches_are_put_back() -> None:
+def test_settings_of_torch_are_restored() -> None:
     engine = Engine.create("cpu", small_config().train)
     assert not torch.are_deterministic_algorithms_enabled()
     with engine.settled():
@@ -172,7 +172,7 @@ def test_torchs_switches_are_put_back() -> None:
     assert torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
 
 
-def test_bfloat16_is_for_a_gpu() -> None:
+def test_bfloat16_needs_a_gpu() -> None:
     with pytest.raises(InputError, match="needs a GPU"):
         Engine.create("cpu", small_config(train={"precision": "bfloat16"}).train)
 
@@ -185,8 +185,8 @@ def test_a_device_that_is_not_available(device: str, message: str) -> None:
         Engine.create(device, small_config().train)
 
 
-def test_parameters_may_have_rates_of_their_own() -> None:
-    """Against torch's own optimiser, group by group."""
+def test_groups_of_parameters_have_their_own_learning_rates() -> None:
+    """Compared with the formula of SGD for each group."""
     world = World()
     weight, bias = world.model.weight, world.model.bias
     before = [weight.detach().clone(), bias.detach().clone()]
@@ -205,7 +205,7 @@ def test_parameters_may_have_rates_of_their_own() -> None:
         torch.testing.assert_close(trained.detach(), old - step)
 
 
-def test_views_stand_one_below_the_other() -> None:
+def test_views_follow_each_other_in_a_batch() -> None:
     world = World()
     shown: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -219,11 +219,11 @@ def test_views_stand_one_below_the_other() -> None:
     for images, targets in shown:
         assert len(targets) == 2 * world.settings.batch
         assert torch.equal(*targets.chunk(2))
-        assert torch.equal(*images.chunk(2))  # untouched, the two views of an image are the same
+        assert torch.equal(*images.chunk(2))  # without augmentation, both views of an image are equal
         assert not torch.equal(images[0], images[1])
 
 
-def test_a_parameter_that_the_loss_does_not_reach() -> None:
+def test_a_parameter_without_a_gradient_does_not_change() -> None:
     world, idle = World(), nn.Parameter(torch.ones(3))
     kept: list[list[torch.Tensor]] = []
     training = world.training(ParameterGroup([*world.model.parameters(), idle]))

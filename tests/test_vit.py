@@ -1,4 +1,4 @@
-"""The ViT against timm's own output; fresh tunings change nothing."""
+"""The ViT compared with timm; fresh tunings change nothing."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
-from conftest import small_stream
+from conftest import seeded, small_stream
 from ffcil.errors import InputError
 from ffcil.methods.learner import Learner
 from ffcil.models.tuners import Adapter, Adapters, LoRA, Tuning
 from ffcil.models.vit import ViT, build_vit
 
 TINY = "vit_tiny_patch16_224"
-# of several families: layer scale, register tokens, no class token, average pooling, norm before the blocks
+# Families with layer scale, register tokens, no class token, average pooling, a norm before the blocks
 FAMILIES = [TINY, "vit_small_patch14_dinov2", "vit_small_patch14_reg4_dinov2", "vit_base_patch16_clip_224"]
 
 
 def images(size: int = 224, count: int = 2) -> Tensor:
-    return torch.rand(count, 3, size, size, generator=torch.Generator().manual_seed(0))
+    return torch.rand(count, 3, size, size, generator=seeded())
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_the_untuned_output_equals_that_of_timm(tiny: ViT) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_families(name: str) -> None:
+def test_fresh_tunings_do_not_change_the_output_in_any_family(name: str) -> None:
     vit = build_vit(name, None)
     x = images(56 if "14" in name else 64)
     with torch.no_grad():
@@ -64,7 +64,7 @@ def test_only_adapters_are_trained(tiny: ViT) -> None:
         assert tuning.adapter.up.weight.grad.ne(0).any()
 
 
-def test_an_adapter_by_hand() -> None:
+def test_output_of_an_adapter() -> None:
     adapter, x = Adapter(6, 3).eval(), torch.randn(2, 5, 6)
     torch.nn.init.normal_(adapter.up.weight)
     torch.nn.init.normal_(adapter.up.bias)
@@ -199,7 +199,7 @@ def test_weights_that_do_not_fit_name_the_keys(tmp_path: Path) -> None:
         build_vit(TINY, str(tmp_path / "none.safetensors"))
 
 
-def test_names() -> None:
+def test_invalid_names_are_an_error() -> None:
     with pytest.raises(InputError, match="did you mean 'vit_tiny_patch16_224"):
         build_vit("vit_tiny_patch_224", None)
     with pytest.raises(InputError, match="not a plain ViT"):

@@ -1,4 +1,4 @@
-"""Configuration files of PyCIL and PILOT: the same stream and schedule, or one sentence."""
+"""Configuration files of PyCIL and PILOT give the same stream and schedule, or an error of one sentence."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def sizes(config: RunConfig) -> tuple[int, ...]:
 
 
 def steps_by_their_loop(classes: int, first: int, increment: int) -> tuple[int, ...]:
-    """One step after another while more than an increment is left: how PyCIL counts."""
+    """Step sizes as PyCIL counts them: one step after another while more than an increment is left."""
     made = [first]
     while sum(made) + increment < classes:
         made.append(increment)
     return tuple(made) if sum(made) == classes else (*made, classes - sum(made))
 
 
-def test_a_file_of_pycils(tmp_path: Path) -> None:
+def test_a_file_of_pycil(tmp_path: Path) -> None:
     config = read(tmp_path, PYCIL)
     published = complete(resolve("cifar100", {"method": "icarl"}))
     assert (config.method, config.backbone, config.alignment) == ("icarl", "resnet32", "none")
@@ -77,7 +77,7 @@ def test_a_file_of_pycils(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("first", "increment"), [(10, 10), (50, 10), (50, 7), (1, 33), (100, 10), (5, 100), (90, 10)])
-def test_steps_are_theirs(tmp_path: Path, first: int, increment: int) -> None:
+def test_steps_equal_those_of_pycil(tmp_path: Path, first: int, increment: int) -> None:
     config = read(tmp_path, PYCIL, init_cls=first, increment=increment)
     assert sizes(config) == steps_by_their_loop(100, first, increment)
 
@@ -89,7 +89,7 @@ def test_memory_order_and_seeds(tmp_path: Path) -> None:
     assert not_carried_over(str(tmp_path / "exp.json")) == ["seed 8, 9"]
 
 
-def test_a_schedule_of_their_own(tmp_path: Path) -> None:
+def test_schedules_in_a_file(tmp_path: Path) -> None:
     schedule = {"init_epoch": 20, "init_lr": 0.05, "init_milestones": [5, 9], "epochs": 17, "lrate": 0.02}
     later = {"milestones": [8], "lrate_decay": 0.2, "weight_decay": 1e-4, "batch_size": 64}
     more = {"alpha_aux": 0.5, "train_base": False, "train_adaptive": True}
@@ -103,7 +103,7 @@ def test_a_schedule_of_their_own(tmp_path: Path) -> None:
     assert not_carried_over(str(tmp_path / "exp.json")) == ["train_adaptive True"]
 
 
-def test_a_file_of_pilots(tmp_path: Path) -> None:
+def test_a_file_of_pilot(tmp_path: Path) -> None:
     config = read(tmp_path, PILOT)
     assert (config.dataset, config.method, config.image_size) == ("cifar100", "mos", 224)
     assert config.backbone == "vit_base_patch16_224.augreg_in21k"
@@ -159,7 +159,7 @@ def test_ease(tmp_path: Path) -> None:
     assert (later.epochs, later.learning_rate, later.weight_decay) == (11, 0.04, 0.003)
     assert not_carried_over(str(tmp_path / "exp.json")) == []
     assert read(tmp_path, EASE, recalc_sim=False).options["refresh"] is False
-    # in equal steps, and where the later ones have none, their code takes the first step's
+    # In equal steps, and if later steps have none, PyCIL uses the values of the first step.
     for changes in ({"increment": 10}, {"later_epochs": 0, "later_lr": 0}, {"later_epochs": None, "later_lr": None}):
         train = read(tmp_path, EASE, **changes).train
         assert train.later == train.first
@@ -194,7 +194,7 @@ def test_fecam(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("dataset", ["cifar100", "imagenet100"])
-def test_schedules_that_stand_in_their_code(
+def test_schedules_in_the_code_of_pycil(
     tmp_path: Path, dataset: str, method: str, epochs: int, milestones: tuple[int, ...]
 ) -> None:
     later = read(tmp_path, PYCIL, model_name=method, dataset=dataset, convnet_type="resnet18").train.later
@@ -213,13 +213,13 @@ def test_augmentation_and_tagfex(tmp_path: Path) -> None:
     config = read(tmp_path, PYCIL, model_name="tagfex", dataset="cifar100_aa", convnet_type="resnet18", **more)
     assert (config.backbone, config.train.augment) == ("resnet18", "auto")
     names = ("transfer_temperature", "contrastive_distillation_weight", "auxiliary_weight")
-    assert [config.options[name] for name in names] == [3, 10, 1.5]  # their code multiplies the two
+    assert [config.options[name] for name in names] == [3, 10, 1.5]  # PyCIL multiplies the two
     assert not_carried_over(str(tmp_path / "exp.json")) == []
     assert read(tmp_path, PYCIL, model_name="der", dataset="cifar100_aa").train.augment == "auto"
 
 
-def test_the_framework_another_method_and_other_arrivals(tmp_path: Path) -> None:
-    """What a file's own choice implies does not stay when the choice is another."""
+def test_overrides_of_method_framework_and_arrivals(tmp_path: Path) -> None:
+    """Values that a choice in the file implies do not stay if the choice is replaced."""
     read(tmp_path, PYCIL)
     file = str(tmp_path / "exp.json")
     assert resolve(file, {"robust": True}).alignment == "auto"
@@ -229,7 +229,7 @@ def test_the_framework_another_method_and_other_arrivals(tmp_path: Path) -> None
     assert (equal.kind, equal.steps) == ("equal", 10)  # type: ignore[union-attr]
     flow = resolve(file, {"arrivals": {"kind": "free-flow", "alpha": 0.5}}).arrivals
     assert (flow.kind, flow.steps, flow.largest) == ("free-flow", 10, 15)  # type: ignore[union-attr]
-    assert resolve(file, {"method": "icarl"}).alignment == "none"  # the file's own, as a study names it
+    assert resolve(file, {"method": "icarl"}).alignment == "none"  # the method of the file itself
     read(tmp_path, PYCIL, model_name="finetune", memory_size=500)
     assert resolve(file, {"method": "icarl"}).memory.budget == 500
     read(tmp_path, PILOT)
@@ -240,7 +240,7 @@ def test_the_framework_another_method_and_other_arrivals(tmp_path: Path) -> None
         resolve(file, {"arrivals": 5})
 
 
-def test_what_is_laid_on_top_counts(tmp_path: Path) -> None:
+def test_overrides_replace_values_of_a_file(tmp_path: Path) -> None:
     read(tmp_path, PYCIL)
     config = resolve(str(tmp_path / "exp.json"), {"train": {"epochs_scale": 0.1}, "arrivals": {"sizes": [1, 4, 2]}})
     assert (config.train.epochs_scale, sizes(config)) == (0.1, (1, 4, 2))
@@ -273,6 +273,6 @@ def test_what_is_laid_on_top_counts(tmp_path: Path) -> None:
         ({"increment": "ten"}, "increment 'ten': give numbers"),
     ],
 )
-def test_what_there_is_not(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+def test_unsupported_files_are_an_error(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         read(tmp_path, PYCIL, **changes)

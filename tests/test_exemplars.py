@@ -1,4 +1,4 @@
-"""Herding against its definition, and the memory's quotas against the published ones."""
+"""Herding compared with its definition; quotas of the memory compared with the published ones."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import seeded
 from ffcil.config.settings import MemorySettings
 from ffcil.methods.parts.exemplars import Exemplars, herd
 
 
 def assert_greedy(features: torch.Tensor, chosen: list[int]) -> None:
-    """Every pick is, among those not yet taken, one that brings the running mean nearest to the mean of all."""
+    """Every chosen image is, of those not chosen yet, the one that brings the running mean nearest to the mean."""
     vectors = features.double() / (features.double().norm(dim=1, keepdim=True) + 1e-8)
     mean, total = vectors.mean(0), torch.zeros_like(vectors[0])
     assert len(set(chosen)) == len(chosen)
@@ -20,24 +21,24 @@ def assert_greedy(features: torch.Tensor, chosen: list[int]) -> None:
         distances = {
             i: float((mean - (total + vectors[i]) / k).norm()) for i in set(range(len(vectors))) - set(chosen[: k - 1])
         }
-        assert distances[pick] <= min(distances.values()) + 1e-6  # of two equally near, rounding decides
+        assert distances[pick] <= min(distances.values()) + 1e-6  # rounding decides between equal distances
         total = total + vectors[pick]
 
 
 @given(st.integers(1, 40), st.integers(1, 60), st.integers(0, 10_000))
 @settings(deadline=None, max_examples=60)
-def test_herding_is_the_greedy_definition(images: int, count: int, seed: int) -> None:
-    features = torch.randn(images, 6, generator=torch.Generator().manual_seed(seed)).abs()
+def test_herding_is_greedy(images: int, count: int, seed: int) -> None:
+    features = torch.randn(images, 6, generator=seeded(seed)).abs()
     chosen = herd(features, count).tolist()
     assert len(chosen) == min(count, images)
     assert_greedy(features, chosen)
 
 
-def test_herding_of_identical_images_repeats_none() -> None:
+def test_herding_of_identical_images_chooses_each_once() -> None:
     assert sorted(herd(torch.ones(5, 3), 5).tolist()) == [0, 1, 2, 3, 4]
 
 
-def test_herding_survives_features_of_zero() -> None:
+def test_herding_of_features_of_zero() -> None:
     assert sorted(herd(torch.zeros(3, 4), 9).tolist()) == [0, 1, 2]
 
 
@@ -61,7 +62,7 @@ def test_quotas_of_the_published_protocol() -> None:
     assert sizes == [2000, 2000, 1980, 2000, 2000, 1980, 1960, 2000, 1980, 2000]
 
 
-def test_shrinking_keeps_the_best_prefix() -> None:
+def test_a_smaller_quota_keeps_the_first_exemplars() -> None:
     memory = exemplars(budget=100)
     step(memory, 2)
     before = [rows.tolist() for rows in memory.by_class]
@@ -69,7 +70,7 @@ def test_shrinking_keeps_the_best_prefix() -> None:
     assert [rows.tolist() for rows in memory.by_class[:2]] == [rows[:20] for rows in before]
 
 
-def test_a_constant_number_a_class() -> None:
+def test_a_constant_number_per_class() -> None:
     memory = exemplars(per_class=20)
     step(memory, 7)
     step(memory, 1)
@@ -83,7 +84,7 @@ def test_a_class_smaller_than_its_quota_is_kept_whole(per_class: int) -> None:
     assert [len(rows) for rows in memory.by_class] == [per_class] * 2
 
 
-def test_rows_name_the_images_chosen() -> None:
+def test_rows_of_the_chosen_images() -> None:
     memory, features = exemplars(budget=4), torch.randn(9, 4)
     rows = torch.arange(9) * 10
     memory.choose([rows], [features])
