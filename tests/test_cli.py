@@ -269,12 +269,12 @@ def test_a_command_names_the_package_that_it_lacks(ffcil: Command, monkeypatch: 
         (["run", "glyphs", "--set", "dataset=gliphs"], "Unknown data set 'gliphs': did you mean 'glyphs'?"),
         (["run", "glyphs", "--set", "robst=true"], "Unknown field 'robst': did you mean 'robust'?"),
         (["run", "glyphs", "--set", "arrivals.sizes=[1,200]"], "but the data set has 100"),
-        (["run", "glyphs", "--set", "arrivals.largest=3"], "would"),
+        (["run", "glyphs", "--set", "arrivals.largest=3"], "do not fit in 10 steps"),
         (["run", "glyphs", "--set", "train.batch=none"], "Bad value for train.batch"),
-        (["run", "glyphs", "--set", "dataset=folder"], "name with --data a folder"),
+        (["run", "glyphs", "--set", "dataset=folder"], "give with --data a folder"),
         (["run", "glyphs", "--device", "tpu"], "Unknown device 'tpu': choose cpu or cuda."),
         (["run", "glyphs", "--set", "options.temprature=1"], "did you mean 'options.temperature'?"),
-        (["arrivals", "--classes", "100", "--steps", "10", "--largest", "9"], "would"),
+        (["arrivals", "--classes", "100", "--steps", "10", "--largest", "9"], "do not fit in 10 steps"),
         (["arrivals", "--alpha", "0"], "Alpha"),
         (["arrivals", "--kind", "fre-flow"], "did you mean 'free-flow'?"),
         (["arrivals", "--order", "random"], "random"),
@@ -392,8 +392,8 @@ def test_mistakes_with_a_classifier(ffcil: Command, tmp_path: Path) -> None:
     assert again.returncode == 0
     assert again.stdout.startswith(f"{first} was learned before\nmodel knows 2 class(es)")
     write_colours(tmp_path / "more", classes=2, images=3)
-    assert "Class 'colour 0' is known already" in refused("learn", "model", str(tmp_path / "more"), "--device", "cpu")
-    assert "has its method since it was made" in refused("learn", "model", first, "--set", "method=der")
+    assert "Class 'colour 0' is already known" in refused("learn", "model", str(tmp_path / "more"), "--device", "cpu")
+    assert "The method of the classifier" in refused("learn", "model", first, "--set", "method=der")
     assert "There is no file or folder what.jpg" in refused("predict", "model", "what.jpg")
     assert "There is no folder" in refused("predict", "model", first, "--out", "nowhere/all.csv")
     Path("empty").mkdir()

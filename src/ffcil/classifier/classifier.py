@@ -1,12 +1,11 @@
-"""`Classifier`: a learner on somebody's own images, to which new classes can be taught at any time.
+"""`Classifier`: a classifier of users' own images that can learn new classes at any time.
 
-Of the images that were learned it keeps those that its method asks for, the exemplars, and no others. Taught step by
-step, saved and loaded in between, it becomes what a `Run` over the same classes in the same steps becomes.
+It keeps the exemplars that its method needs and no other images. Trained step by step, saved and loaded in between, it
+is bit-equal (on a CPU) to the learner of a `Run` over the same classes in the same steps.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import uuid
 from collections.abc import Iterable, Mapping
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ffcil.classifier.steps import LearningFile, Step
 from ffcil.config.resolve import build_config, merge_overrides
 from ffcil.config.settings import RunConfig
 from ffcil.data.image_set import ImageSet
@@ -41,38 +41,27 @@ from ffcil.training.engine import Engine, evaluating
 from ffcil.training.progress import FitProgress, Listener
 
 Labelled = str | Path | ImageSet | Dataset[Any]
-"""a folder of class folders, a Parquet or CSV file, an `ImageSet`, or any map-style data set of (image, label)"""
+"""A folder of class folders, a Parquet or CSV file, an `ImageSet`, or any map-style data set of (image, label)."""
 MODEL, LEARNING = "model.safetensors", "learning.safetensors"
 CHANGEABLE = ("weights", "memory", "train", "evaluate_batch", "checkpoint_seconds")
-"""fields of a configuration that may change between two steps: nothing that was learned depends on them"""
-
-MEANINGLESS = ("dataset", "arrivals", "class_seed", "arrival_seed")
-"""fields that a classifier does not look at: what comes, comes"""
+"""Fields of a configuration that may change between two steps, because nothing that was learned depends on them."""
+UNUSED = ("dataset", "arrivals", "class_seed", "arrival_seed")
+"""Fields of a configuration that a classifier does not use."""
 
 
 @dataclass(frozen=True)
 class Guess:
-    """A class that an image may be of."""
+    """A possible class of an image."""
 
     name: str
     score: float
-    """in 0 .. 1, all classes' together 1: a softmax of the method's own scores, not calibrated"""
-
-
-@dataclass(frozen=True)
-class Step:
-    """What came at once."""
-
-    names: tuple[str, ...]
-    """of the classes"""
-    digest: str
-    """of the images"""
+    """Softmax of the method's own scores over all classes, between 0 and 1. It is not calibrated."""
 
 
 class Classifier:
     """`classifier.learn("monday/"); classifier.learn("tuesday/"); classifier.predict(["what.jpg"])`
 
-    Of a configuration the fields in `MEANINGLESS` have none here.
+    It does not use the fields of a configuration that are in `UNUSED`.
     """
 
     def __init__(self, config: RunConfig, device: str | None = None) -> None:
@@ -81,11 +70,11 @@ class Classifier:
         self.engine = Engine.create(device or ("cuda" if torch.cuda.is_available() else "cpu"), config.train)
         self.steps: list[Step] = []
         self._identity = ""
-        """drawn anew at every step: no two classifiers that learned anything have the same"""
+        """Random, and new after every step: two classifiers with different histories have different ones."""
         self._home: Path | None = None
-        """the folder that it was saved to or loaded from"""
+        """Folder that it was saved to or loaded from."""
         self._kept = ImageSet(store_frames([], self.size), torch.empty(0, dtype=torch.int64), ())
-        """the images that later steps train on again, in the host's memory"""
+        """Images that later steps train on again, in host memory."""
         self._build()
 
     def _build(self) -> None:
@@ -94,13 +83,13 @@ class Classifier:
         kind = type(self.learner)
         if kind.training_rows is not Learner.training_rows and kind.kept_rows is Learner.kept_rows:
             raise InputError(
-                f"Method {self.config.method!r} trains on rows of earlier steps and does not say which it keeps: give "
-                "it kept_rows and renumber (CONTRIBUTING.md)."
+                f"Method {self.config.method!r} trains on images of earlier steps without kept_rows and renumber: "
+                "implement them (CONTRIBUTING.md)."
             )
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Of all classes learned, in the order in which they came."""
+        """Names of all learned classes, in the order in which they arrived."""
         return tuple(name for step in self.steps for name in step.names)
 
     # --- learning -------------------------------------------------------------------------------------------------
@@ -112,16 +101,16 @@ class Classifier:
         listener: Listener | None = None,
         stop: Stop | None = None,
     ) -> dict[str, Any]:
-        """Learn new classes, as many as there are. What fails, or is broken off, leaves the classifier as it was.
+        """Learn new classes. If this fails or is interrupted, the classifier is unchanged.
 
-        Where the images have a split, those for testing are left out.
+        If the images have a split, the test images are left out.
 
         Args:
-            folder: for what a learning that is broken off has got to; the same call goes on from there
-            stop: of a caller that wants to do something of its own before it stops
+            folder: Folder for the progress of an interrupted call; the same call resumes from it.
+            stop: Collects requests to stop, for a caller with work to do before it stops.
 
         Returns:
-            what the method notes: seconds by phase, images per second, loss, ...; and `new_images`
+            The notes of the method (seconds by phase, images per second, loss, ...) and `new_images`.
         """
         if stop is None:
             with Stop() as own:
@@ -129,9 +118,9 @@ class Classifier:
                 own.raise_if_requested()
             return notes
         new, listener = self.read(images), listener or Listener()
-        increment, step = self._increment(new), _step(new)
+        increment, step = self._increment(new), Step.of(new)
         request = f"{self.config.identity()} {self._identity} {step.digest}"
-        file = _ProgressFile(Path(folder) / LEARNING, request) if folder else None
+        file = LearningFile(Path(folder) / LEARNING, request) if folder else None
         before = copied(self.learner.state())
 
         def save(progress: FitProgress) -> None:
@@ -151,20 +140,20 @@ class Classifier:
         return {**notes, "new_images": len(new)}
 
     def read(self, images: Labelled) -> ImageSet:
-        """New images as `learn` takes them."""
+        """Read new images as `learn` does."""
         new = self._read(images)[0]
         if not len(new):
-            raise InputError("There are no images to learn: add some, of a class each.")
+            raise InputError("There are no images to learn: add some.")
         if len(set(new.class_names)) < new.classes:
-            raise InputError(f"Two classes of {', '.join(new.class_names)} have one name: give every class its own.")
+            raise InputError(f"Two classes of {', '.join(new.class_names)} have the same name: rename one of them.")
         return new
 
     def learned(self, images: ImageSet) -> bool:
-        """Whether the same images came at an earlier step."""
-        return _step(images) in self.steps
+        """Whether the same images were learned at an earlier step."""
+        return Step.of(images) in self.steps
 
     def _read(self, images: Labelled) -> tuple[ImageSet, ImageSet]:
-        """Images to learn and images to test on: the same where there is no split."""
+        """Read the training images and the test images: the same images if there is no split."""
         if isinstance(images, str | Path):
             listing = list_own(Path(images).expanduser())
             train, test = listing.undivided().load(self.size)
@@ -174,7 +163,7 @@ class Classifier:
         used = read.counts().nonzero().flatten().tolist()
         if len(used) == read.classes and not (read.labels < 0).any():
             return read, read
-        # part of a larger set: only its own classes count
+        # a part of a larger set: only the classes that occur count
         position = torch.full((read.classes + 1,), -1)
         position[used] = torch.arange(len(used))
         own = replace(read, labels=position.to(read.labels.device)[read.labels])
@@ -193,11 +182,11 @@ class Classifier:
         )
 
     def _increment(self, new: ImageSet) -> Increment:
-        """The next step: new images behind those that were kept."""
+        """The next step: the new images follow the exemplars."""
         known = self.class_names
         if again := set(known).intersection(new.class_names):
             raise InputError(
-                f"Class {sorted(again)[0]!r} is known already: leave its images out, or give the class another name."
+                f"Class {sorted(again)[0]!r} is already known: leave its images out, or give the class another name."
             )
         classes = len(known) + new.classes
         if find_method(self.config.method).uses_memory:
@@ -208,7 +197,7 @@ class Classifier:
         return _untested(len(self.steps) + 1, len(known), classes, train, rows)
 
     def _keep(self, train: ImageSet) -> ImageSet:
-        """The images that the next step will need, and the learner told of their new places."""
+        """Return the images that later steps need, and renumber the learner's rows."""
         rows = self.learner.kept_rows().cpu()
         position = torch.full((len(train),), -1)
         position[rows] = torch.arange(len(rows))
@@ -218,12 +207,12 @@ class Classifier:
     # --- predicting -----------------------------------------------------------------------------------------------
 
     def predict(self, images: Iterable[Picture], top: int = 1, skip_bad: bool = False) -> list[list[Guess]]:
-        """The `top` likeliest classes of each image, likeliest first; none of one that `skip_bad` passes over."""
+        """The `top` most likely classes of each image, best first; an empty list for an image that `skip_bad` skips."""
         names = self.class_names
         if not names:
-            raise InputError("The classifier knows no classes yet: let it learn some first.")
+            raise InputError("The classifier knows no classes yet: teach it some first.")
         if top < 1:
-            raise InputError(f"top is {top}: ask for one class at least.")
+            raise InputError(f"top is {top}: it must be at least 1.")
         guesses: list[list[Guess]] = []
         for batch in frames(images, self.size, self.config.evaluate_batch, skip_bad):
             scores = self._scores(store_frames([frame for frame in batch if isinstance(frame, Tensor)], self.size))
@@ -236,13 +225,13 @@ class Classifier:
         return guesses
 
     def test(self, images: Labelled) -> dict[str, Any]:
-        """Accuracy in percent on labelled images of known classes: of all, by the step in which a class came, and by
-        class. Where the images have a split, those for testing are taken."""
+        """Accuracy in percent on labelled images of known classes: overall, by step, and by class. If the images have
+        a split, the test images are used."""
         labelled = self._read(images)[1]
         names = self.class_names
         position = {name: k for k, name in enumerate(names)}
         if unknown := [name for name in labelled.class_names if name not in position]:
-            raise InputError(f"Class {unknown[0]!r} is not known: let the classifier learn it, or leave it out.")
+            raise InputError(f"Class {unknown[0]!r} is not known: teach it to the classifier, or leave it out.")
         if not len(labelled):
             raise InputError("There are no images to test on: add some.")
         true = torch.tensor([position[name] for name in labelled.class_names])[labelled.labels.cpu()]
@@ -259,7 +248,7 @@ class Classifier:
         }
 
     def _scores(self, store: Images) -> Tensor:
-        """Of the untouched images of a store, by the method's first classifier, [N, classes] on the CPU."""
+        """Scores of the images of a store by the scored classifier, [N, classes] on the CPU."""
         learner, device = self.learner, self.engine.device
         images = place(store, device) if isinstance(store, Tensor) else store.to(device)
         with self.engine.settled(), evaluating(learner):
@@ -270,7 +259,7 @@ class Classifier:
     # --- keeping --------------------------------------------------------------------------------------------------
 
     def save(self, folder: str | Path) -> None:
-        """Everything but a pre-trained network, in one file of a folder: whole at every moment."""
+        """Save everything but the pre-trained network to one file in a folder. The file is complete at every moment."""
         folder = Path(folder).resolve()
         if (folder / MODEL).is_file() and folder != self._home:
             raise InputError(f"There is another classifier in {folder}: choose another folder, or remove it first.")
@@ -292,23 +281,23 @@ class Classifier:
     def load(
         cls, folder: str | Path, device: str | None = None, changes: Mapping[str, Any] | None = None
     ) -> Classifier:
-        """What `save` wrote, its configuration with `changes` (nested): of the fields in `CHANGEABLE` alone."""
+        """Load what `save` wrote, with nested `changes` to the fields of its configuration that are in `CHANGEABLE`."""
         folder = Path(folder)
         if not (folder / MODEL).is_file():
             raise InputError(f"There is no classifier in {folder}: make one with `ffcil learn {folder} IMAGES`.")
-        state = load_state(folder / MODEL, "bring back a copy of it, or make a new one elsewhere")
+        state = load_state(folder / MODEL, "restore a copy of it, or create a new classifier in another folder")
         config = state["config"]
         if config["method"] not in METHODS:
             raise InputError(
-                f"The classifier in {folder} is of method {config['method']!r}, which is not known here: add --import "
-                "FILE."
+                f"The classifier in {folder} uses method {config['method']!r}, which is not registered: add "
+                "--import FILE."
             )
         changed = build_config(merge_overrides(config, changes or {}))
         differing = [key for key, value in changed.model_dump(mode="json").items() if value != config.get(key, value)]
-        if fixed := sorted(set(differing) - {*CHANGEABLE, *MEANINGLESS}):
+        if fixed := sorted(set(differing) - {*CHANGEABLE, *UNUSED}):
             raise InputError(
-                f"The classifier in {folder} has its {fixed[0]} since it was made: leave it out, or make a new one; "
-                f"{', '.join(CHANGEABLE)} may change."
+                f"The {fixed[0]} of the classifier in {folder} cannot change: leave it out, or create a new one; "
+                f"{', '.join(CHANGEABLE)} can change."
             )
         classifier = cls(changed, device)
         classifier.steps = [Step(tuple(step["names"]), step["digest"]) for step in state["steps"]]
@@ -320,8 +309,8 @@ class Classifier:
         return classifier
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        """The learner as it was after the steps so far."""
-        del self.learner  # the memory for two of them may not be there
+        """Restore the learner as it was after the steps so far."""
+        del self.learner  # there may not be enough memory for two of them
         self._build()
         nothing = self._kept.subset(torch.empty(0, dtype=torch.int64)).to(self.engine.device)
         ends = itertools.accumulate(len(step.names) for step in self.steps)
@@ -331,40 +320,12 @@ class Classifier:
 
 
 def _absolute(config: RunConfig) -> RunConfig:
-    """A file of weights by its full path: the next call may come from another folder."""
+    """Replace the path of a weights file by its absolute path, because the next call may come from another folder."""
     if not config.weights or not Path(config.weights).is_file():
         return config
     return config.model_copy(update={"weights": str(Path(config.weights).resolve())})
 
 
 def _untested(step: int, before: int, now: int, train: ImageSet, rows: Tensor) -> Increment:
-    """A step on which nothing is tested."""
+    """A step without test images."""
     return Increment(step, before, now, train, rows, test=train, test_rows=rows[:0])
-
-
-def _step(images: ImageSet) -> Step:
-    content = hashlib.sha256(repr(images.class_names).encode())
-    content.update(images.sample())
-    return Step(images.class_names, content.hexdigest())
-
-
-class _ProgressFile:
-    """What a learning has got to; of use only to the same learning of the same classifier."""
-
-    def __init__(self, path: Path, request: str) -> None:
-        self.path, self.request = path, request
-
-    def restore(self, learner: Learner, increment: Increment) -> FitProgress | None:
-        """Bring the learner to where the file says that it was; None where there is nothing to take up."""
-        if not self.path.is_file():
-            return None
-        state = load_state(self.path, "remove this file, and the step begins anew")
-        if state["request"] != self.request:
-            return None
-        learner.begin(increment)
-        learner.restore(state["learner"])
-        return FitProgress(**state["progress"])
-
-    def write(self, learner: Learner, progress: FitProgress) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        save_state(self.path, {"request": self.request, "progress": vars(progress), "learner": learner.state()})

@@ -1,4 +1,4 @@
-"""`teach`: a classifier in a folder learns step by step, and every step that is done stays."""
+"""`teach`: a classifier in a folder learns step by step and is saved after each step."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def teach(
     device: str | None = None,
     listener: Listener | None = None,
 ) -> tuple[Classifier, list[Notes | None]]:
-    """Load the classifier in `folder`, with `changes` to its configuration, or make it of `config` where there is none;
-    let it learn step by step, and save it after each.
+    """Load the classifier in `folder`, with `changes` to its configuration, or create it from `config`; then let it
+    learn step by step, and save it after each step.
 
     Returns:
-        the classifier, and what `learn` returned of each step, None of one that was learned before
+        The classifier, and the notes of `learn` for each step, None for a step that was learned before.
     """
     if config is not None:
         config = complete(config)
-        changes = config.model_dump(mode="json")  # of use where somebody else has made it meanwhile
+        changes = config.model_dump(mode="json")  # used if another process has created it meanwhile
     _check(folder, images, config)
     folder.mkdir(parents=True, exist_ok=True)
     with exhaustion_explained(folder), locked(folder, "wait for it"), Stop() as stop:
@@ -56,17 +56,17 @@ def teach(
 
 
 def _check(folder: Path, images: Sequence[Labelled], config: RunConfig | None) -> None:
-    """A slip of the pen makes no folder, and does not go into one of images."""
+    """Check the arguments before a folder is created."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: name a folder for the classifier.")
     there = (folder / MODEL).is_file()
     if not there and config is None:
-        raise InputError(f"There is no classifier in {folder}: give the configuration of a new one.")
+        raise InputError(f"There is no classifier in {folder}: pass the configuration of a new one.")
     if not there and folder.is_dir() and {path.name for path in folder.iterdir()} - {LEARNING, ".lock"}:
-        raise InputError(f"{folder} holds other things: name a folder for the classifier alone.")
+        raise InputError(f"{folder} contains other files: choose a folder for the classifier alone.")
     for place in images:
         if isinstance(place, str | Path):
             path = Path(place).expanduser()
             if folder.resolve().is_relative_to(path.resolve()):
-                raise InputError(f"{folder} lies among the images in {path}: name a folder elsewhere.")
+                raise InputError(f"{folder} is inside the image folder {path}: choose a folder outside it.")
             list_own(path)

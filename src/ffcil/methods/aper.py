@@ -1,22 +1,20 @@
 """APER with adapters: the first step tunes the network; then the means of tuned and untuned features classify.
 
-Zhou et al., "Revisiting Class-Incremental Learning with Pre-Trained Models", IJCV 2024 (called ADAM in its first
-version).
+Zhou et al., "Revisiting Class-Incremental Learning with Pre-Trained Models", IJCV 2024 (ADAM in its first version).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ffcil.losses import cross_entropy
 from ffcil.methods.learner import LearnerSettings, MethodConfig
 from ffcil.methods.parts.adapters import AdapterConfig
 from ffcil.methods.parts.prototypes import Prototypes
-from ffcil.methods.pretrained import Network, Pretrained
+from ffcil.methods.pretrained import Pretrained
 from ffcil.methods.registry import register
 from ffcil.models.heads import GrowingCosine
 from ffcil.stream import Increment
@@ -35,6 +33,8 @@ class APER(Pretrained):
     paper = "https://arxiv.org/abs/2303.07338"
     Config = AdapterConfig
     config: AdapterConfig
+    training_only = ("head",)
+    fixed_features = True
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
@@ -67,15 +67,8 @@ class APER(Pretrained):
         return torch.cat([self.vit_features(images), self.adapted(self.adapters, images)], dim=1)
 
     def classify(self, features: Tensor) -> Tensor:
-        scores: Tensor = self.prototypes(features)
-        return scores
+        return self.prototypes.scores(features)
 
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
         self.prototypes.remember(features, targets, increment.classes)
         return {}
-
-    def fixed_networks(self) -> Sequence[Network]:
-        return [self.features]
-
-    def deployed(self) -> Iterable[nn.Module]:
-        return [*super().deployed(), self.adapters]

@@ -5,7 +5,7 @@ He et al., "CL-LoRA: Continual Low-Rank Adaptation for Rehearsal-Free Class-Incr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, cast
@@ -70,6 +70,7 @@ class CLLoRA(Pretrained):
     paper = "https://arxiv.org/abs/2505.24816"
     Config = CLLoRAConfig
     config: CLLoRAConfig
+    training_only = ("head",)
     teacher: Tensor
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
@@ -164,8 +165,7 @@ class CLLoRA(Pretrained):
         return self.features_by_step
 
     def classify(self, features: Tensor) -> Tensor:
-        scores: Tensor = self.prototypes(features)
-        return scores
+        return self.prototypes.scores(features)
 
     def score_features(self, features: Tensor) -> Tensor:
         by_step = features.split(self.feature_dim, dim=1)
@@ -175,9 +175,6 @@ class CLLoRA(Pretrained):
             for own, (first, last) in zip(by_step, spans, strict=True)
         ]
         return torch.cat(scores, dim=1)
-
-    def deployed(self) -> Iterable[nn.Module]:
-        return [*super().deployed(), self.shared, self.specific]
 
 
 def gradient_shares(ups: Tensor) -> Tensor:

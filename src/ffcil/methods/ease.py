@@ -5,7 +5,7 @@ Zhou et al., "Expandable Subspace Ensemble for Pre-Trained Model-Based Class-Inc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from ffcil.losses import cross_entropy
 from ffcil.methods.learner import LearnerSettings, MethodConfig
@@ -68,6 +68,7 @@ class EASE(Pretrained):
     paper = "https://arxiv.org/abs/2403.12030"
     Config = EASEConfig
     config: EASEConfig
+    training_only = ("head",)
     prototypes: Tensor
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
@@ -128,14 +129,9 @@ class EASE(Pretrained):
         """One network per step. The newest adapters, too, will not change before they are kept."""
         return [partial(self.adapted, adapters) for adapters in self.steps]
 
-    def _own_steps(self) -> Tensor:
-        """The step at which each class arrived, [classes]"""
-        return step_of(torch.arange(len(self.prototypes), device=self.prototypes.device), self.boundaries)
-
     def classify(self, features: Tensor) -> Tensor:
         """Scores of features of which each may belong to any class in its own subspace, as those of HA do."""
-        own = self.prototypes[torch.arange(len(self.prototypes), device=self.prototypes.device), self._own_steps()]
-        return SCALE * cosine(features, own)
+        return SCALE * cosine(features, self.prototypes[self._classes_and_steps()])
 
     def subspace_weights(self) -> Tensor:
         """Weight of each subspace in the score of each class, [classes, steps]
@@ -144,14 +140,17 @@ class EASE(Pretrained):
         from twelve steps on they would outweigh a class's own subspace, though most of their prototypes are
         synthesised.
         """
-        steps = len(self.boundaries)
-        own = self._own_steps()[:, None] == torch.arange(steps, device=self.prototypes.device)
-        return torch.where(own, 1.0, self.config.other_weight / max(steps - 1, 1))
+        classes, steps = self.prototypes.shape[:2]
+        weights = self.prototypes.new_full((classes, steps), self.config.other_weight / max(steps - 1, 1))
+        weights[self._classes_and_steps()] = 1.0
+        return weights
+
+    def _classes_and_steps(self) -> tuple[Tensor, Tensor]:
+        """All classes, and the step at which each arrived."""
+        classes = torch.arange(len(self.prototypes), device=self.prototypes.device)
+        return classes, step_of(classes, self.boundaries)
 
     def score_features(self, features: Tensor) -> Tensor:
         by_step = self.aligned(features.unflatten(1, (-1, self.feature_dim)))  # [B, T, D]
         weighted = F.normalize(self.prototypes, dim=-1) * self.subspace_weights()[:, :, None]  # [C, T, D]
         return SCALE * F.normalize(by_step, dim=-1).flatten(1) @ weighted.flatten(1).mT
-
-    def deployed(self) -> Iterable[nn.Module]:
-        return [*super().deployed(), self.steps]

@@ -6,22 +6,21 @@ NeurIPS 2023.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from ffcil.errors import InputError
 from ffcil.losses import cross_entropy
 from ffcil.methods.learner import LearnerSettings, MethodConfig
 from ffcil.methods.parts.adapters import AdapterConfig
-from ffcil.methods.pretrained import Network, Pretrained
+from ffcil.methods.pretrained import Pretrained
 from ffcil.methods.registry import register
-from ffcil.models.class_statistics import ClassStatistics, class_means
+from ffcil.models.class_statistics import ClassStatistics
 from ffcil.models.heads import GrowingCosine
 from ffcil.stream import Increment
 from ffcil.training.fit import Training
@@ -73,19 +72,6 @@ def correlation(units: Tensor, variance_shrinkage: float, covariance_shrinkage: 
     return covariance / deviations / deviations[:, None]
 
 
-def inverse_correlations(
-    units: Tensor, classes: Tensor, variance_shrinkage: float, covariance_shrinkage: float
-) -> tuple[Tensor, Tensor]:
-    """Means [K, D] and inverse correlation matrices [K, D, D] of classes 0 to K - 1."""
-    present = range(int(classes.max()) + 1)
-    factors = (
-        torch.linalg.cholesky(correlation(units[classes == label], variance_shrinkage, covariance_shrinkage))
-        for label in present
-    )
-    inverses = [torch.cholesky_inverse(factor).to(units.dtype) for factor in factors]
-    return class_means(units, classes, present), torch.stack(inverses)
-
-
 class ClassMetrics(ClassStatistics):
     """Mean of every class and its metric, the inverse of its correlation matrix.
 
@@ -97,16 +83,13 @@ class ClassMetrics(ClassStatistics):
     varied: Tensor
 
     def __init__(self, features: int, variance_shrinkage: float, covariance_shrinkage: float) -> None:
-        estimate = partial(
-            inverse_correlations, variance_shrinkage=variance_shrinkage, covariance_shrinkage=covariance_shrinkage
-        )
-        super().__init__(features, estimate, matrix=True)
+        def metric(units: Tensor) -> Tensor:
+            matrix = correlation(units, variance_shrinkage, covariance_shrinkage)
+            return torch.cholesky_inverse(torch.linalg.cholesky(matrix))
+
+        super().__init__(features, metric, matrix=True)
         self.register_buffer("varied", torch.empty(0, dtype=torch.bool))
         """Whether the images of each class differ."""
-
-    def grow(self, classes: int) -> None:
-        super().grow(classes)
-        self.varied = torch.cat([self.varied, self.varied.new_zeros(classes - len(self.varied))])
 
     @torch.no_grad()
     def remember(self, features: Tensor, targets: Tensor) -> None:
@@ -147,6 +130,8 @@ class FeCAM(Pretrained):
     classifiers: ClassVar[Mapping[str, str]] = {"mahalanobis": "mahalanobis"}
     Config = FeCAMConfig
     config: FeCAMConfig
+    training_only = ("head",)
+    fixed_features = True
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
@@ -186,9 +171,3 @@ class FeCAM(Pretrained):
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
         self.metrics.remember(unit(features, self.config.tukey), targets)
         return {}
-
-    def fixed_networks(self) -> Sequence[Network]:
-        return [self.features]
-
-    def deployed(self) -> Iterable[nn.Module]:
-        return [*super().deployed(), self.adapters, self.metrics]

@@ -6,7 +6,7 @@ Gao et al., "Knowledge Memorization and Rumination for Pre-trained Model-based C
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -42,8 +42,7 @@ class MoAL(Pretrained):
 
     Then the means of the old classes are moved to where features are now; the step's features are memorised, eq. (9);
     features of old classes are synthesised from those of new ones and memorised, too, if the new weights misclassify
-    them (rumination, eq. (14)). `statistics.means` are the prototypes, so that HA draws old features where they are
-    now.
+    them (rumination, eq. (14)). `statistics.means` are the prototypes, so that HA draws old features around them.
 
     Where the paper and the published code differ, the code is followed: the map of the prototypes is linear (an MLP in
     the paper), features move from the new class's mean to the old one's (eq. (12) has the opposite signs), and real
@@ -68,6 +67,7 @@ class MoAL(Pretrained):
     classifiers: ClassVar[Mapping[str, str]] = {"analytic": "analytic head"}
     Config = MoALConfig
     config: MoALConfig
+    training_only = ("head", "running", "earlier")
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
@@ -146,9 +146,6 @@ class MoAL(Pretrained):
         self.analytic.add(pool[wrong], labels[wrong], None if weights is None else weights[wrong])
         self.analytic.solve()
         return int(wrong.sum())
-
-    def deployed(self) -> Iterable[nn.Module]:
-        return [*super().deployed(), self.adapters, self.analytic]
 
 
 def pseudo_features(features: Tensor, targets: Tensor, means: Tensor, old_classes: int) -> tuple[Tensor, Tensor]:

@@ -5,13 +5,13 @@ Sun et al., "MOS: Model Surgery for Pre-Trained Model-Based Class-Incremental Le
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from ffcil.losses import cross_entropy
 from ffcil.methods.learner import LearnerSettings, MethodConfig
@@ -35,8 +35,7 @@ EVALUATIONS = 4
 
 class MOSConfig(GaussianHeadConfig):
     """MOS's own fields. With `released`, adapters are merged with the mean once per block and once more in every
-    optimiser step, and are then replaced by the mean itself, which is where the released code's evaluation leaves
-    them."""
+    optimiser step, and are then replaced by the mean, which is where the released code's evaluation leaves them."""
 
     merge_rate: float = Field(0.1, ge=0, le=1)
     """Share of the mean of the earlier adapters in the merge after every optimiser step."""
@@ -72,8 +71,7 @@ class MOS(Pretrained):
     The contrastive term uses dot products without normalisation. It has little effect if a class mean is most similar
     to itself. On a network whose features are long and whose class means are much shorter, it outweighs the
     cross-entropy (the loss then rises from step to step): set contrastive_weight=0 there. In a step with a single class
-    only this term trains, because the cross-entropy is constant. HA precedes both classifiers and is trained through
-    the head.
+    only this term trains, as the cross-entropy is constant. HA precedes both classifiers and is trained by the head.
     """
 
     title = "MOS"
@@ -81,6 +79,7 @@ class MOS(Pretrained):
     classifiers: ClassVar[Mapping[str, str]] = {"ensemble": "ensemble"}
     Config = MOSConfig
     config: MOSConfig
+    training_only = ("earlier",)
     stepped: Tensor
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
@@ -150,9 +149,8 @@ class MOS(Pretrained):
 
     @torch.no_grad()
     def remember_adapters(self) -> None:
-        """Add this step's adapters to the mean. The evaluation of the released code pulls stored adapters further
-        towards the mean of those before them with every batch; with `released` they are set to where this ends, that
-        mean."""
+        """Add this step's adapters to the mean. With every batch of evaluation, the released code pulls stored adapters
+        towards the mean of those before them; with `released` they are set to that mean, where this ends."""
         steps = len(self.steps.kept)
         for own, earlier in zip(self.steps.newest.parameters(), self.earlier.parameters(), strict=True):
             before = earlier.clone()
@@ -173,7 +171,6 @@ class MOS(Pretrained):
     # --- prediction -----------------------------------------------------------------------------------------------
 
     def fixed_networks(self) -> Sequence[Network]:
-        """One network per step. The newest adapters, too, will not change before they are kept."""
         return [partial(self.adapted, adapters) for adapters in self.steps]
 
     def classify(self, features: Tensor) -> Tensor:
@@ -189,6 +186,3 @@ class MOS(Pretrained):
         retrieved = retrieve(first, following)
         refined = of_head[torch.arange(len(retrieved), device=retrieved.device), retrieved]  # [B, C]
         return refined.softmax(dim=1) + (len(self.boundaries) * cosines).softmax(dim=1)
-
-    def deployed(self) -> Iterable[nn.Module]:
-        return [*super().deployed(), self.steps, self.head]

@@ -44,6 +44,10 @@ class Pretrained(Learner):
 
     pretrained = True
     classifiers: ClassVar[Mapping[str, str]] = {"prototype": "prototypes"}
+    fixed_features: ClassVar[bool] = False
+    """Whether later steps never change the network of `features`."""
+    training_only: ClassVar[tuple[str, ...]] = ()
+    """Names of modules that prediction does not need."""
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
@@ -80,7 +84,7 @@ class Pretrained(Learner):
 
     def fixed_networks(self) -> Sequence[Network]:
         """Networks that never change again, those of earlier steps first. Test features are computed once by each."""
-        return ()
+        return [self.features] if self.fixed_features else []
 
     def changing_network(self) -> Network | None:
         """A network that may change in a later step. Its features follow those of the fixed networks."""
@@ -98,8 +102,7 @@ class Pretrained(Learner):
         return self.boundaries[-2] if len(self.boundaries) > 1 else 0
 
     def vit_features(self, images: Tensor, tunings: Sequence[Tuning] = UNTUNED, blocks: int | None = None) -> Tensor:
-        """Features of the ViT, or of its first blocks only: [B, 3, H, W] -> [B, D]. Only the ViT runs in reduced
-        precision."""
+        """Features of the ViT, or of its first blocks: [B, 3, H, W] -> [B, D]. Only it runs in reduced precision."""
         with self.engine.autocast():
             features: Tensor = self.vit(images, tunings, blocks)
         return features.float()
@@ -116,9 +119,8 @@ class Pretrained(Learner):
         return features if self.ha is None else self.ha(features)
 
     def logits(self, images: Tensor) -> dict[str, Tensor]:
-        changing = self.changing_network()
-        networks = [*self.fixed_networks(), *([changing] if changing else [])]
-        features = torch.cat([network(images) for network in networks], dim=1)
+        networks = [*self.fixed_networks(), self.changing_network()]
+        features = torch.cat([network(images) for network in networks if network], dim=1)
         return {self.scored: self.score_features(features)}
 
     def test_scores(self, increment: Increment) -> Iterator[dict[str, Tensor]]:
@@ -134,10 +136,8 @@ class Pretrained(Learner):
         return torch.Generator(self.engine.device).manual_seed(seed)
 
     def extract_features(self, increment: Increment, network: Network | None = None) -> tuple[Tensor, Tensor]:
-        """Features of all training images of a step without augmentation, by default from `features`; and their
-        classes."""
-        network = network or self.features
-        features = torch.cat(list(self.over(increment.train.images, increment.rows, network)))
+        """Features of a step's training images, without augmentation, and their classes. Default: `features`."""
+        features = torch.cat(list(self.over(increment.train.images, increment.rows, network or self.features)))
         return features, increment.train.labels[increment.rows]
 
     def finish(self, increment: Increment) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class Pretrained(Learner):
             alignment.requires_grad_(False)
 
     def deployed(self) -> Iterable[nn.Module]:
-        return [self.vit, *([self.ha] if self.ha is not None else [])]
+        return [module for name, module in self.named_children() if name not in self.training_only]
 
     def state(self) -> dict[str, Any]:
         """The state without the ViT, which never changes and is large; a fingerprint of its weights instead."""
@@ -188,10 +188,8 @@ class Pretrained(Learner):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         if state.get("weights") != self._weights:
-            raise InputError(
-                f"The state was saved with other weights of {self.settings.backbone!r}: provide these weights again, "
-                "or restart the run."
-            )
+            backbone = self.settings.backbone
+            raise InputError(f"The state was saved with other weights of {backbone!r}: set them, or restart the run.")
         known = self.state_dict()
         modules = {key: value for key, value in known.items() if key.startswith(VIT)}
         modules |= {_present_key(key, known): value for key, value in state["modules"].items()}

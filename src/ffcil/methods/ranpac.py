@@ -5,7 +5,7 @@ McDonnell et al., "RanPAC: Random Projections and Pre-trained Models for Continu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ffcil.losses import cross_entropy
 from ffcil.methods.learner import LearnerSettings, MethodConfig
 from ffcil.methods.parts.analytic import SCALE, AnalyticConfig, is_largest_step, sample_weights
-from ffcil.methods.pretrained import Network, Pretrained
+from ffcil.methods.pretrained import Pretrained
 from ffcil.methods.registry import register
 from ffcil.models.analytic import AnalyticHead
 from ffcil.models.heads import GrowingCosine
@@ -25,8 +25,7 @@ from ffcil.training.fit import Training
 class RanPAC(Pretrained):
     """The sums run over all steps. Every step chooses lambda again from its own images, unless `ridge_from` differs.
 
-    Adapters and a cosine head are trained in the first step and then frozen. A first step with a single class has
-    nothing to discriminate: its adapters stay near their start, which changes nothing.
+    Adapters and a cosine head are trained in the first step and then frozen.
 
     Under class-wise mean, the classes of a step have equal weights in the sums and in the choice of lambda. The weight
     of a whole step is its number of images.
@@ -37,6 +36,8 @@ class RanPAC(Pretrained):
     classifiers: ClassVar[Mapping[str, str]] = {"analytic": "analytic head"}
     Config = AnalyticConfig
     config: AnalyticConfig
+    training_only = ("head",)
+    fixed_features = True
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
@@ -74,9 +75,3 @@ class RanPAC(Pretrained):
         self.analytic.add(features, targets, weights)
         self.analytic.solve()
         return {"ridge": self.analytic.ridge.item()}
-
-    def fixed_networks(self) -> Sequence[Network]:
-        return [self.features]
-
-    def deployed(self) -> Iterable[nn.Module]:
-        return [*super().deployed(), self.adapters, self.analytic]

@@ -5,14 +5,13 @@ Zhou et al., "Revisiting Class-Incremental Learning with Pre-Trained Models", IJ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from ffcil.methods.learner import LearnerSettings, MethodConfig
 from ffcil.methods.parts.prototypes import Prototypes
-from ffcil.methods.pretrained import Network, Pretrained
+from ffcil.methods.pretrained import Pretrained
 from ffcil.methods.registry import register
 from ffcil.stream import Increment
 
@@ -24,6 +23,7 @@ class SimpleCIL(Pretrained):
     title = "SimpleCIL"
     paper = "https://arxiv.org/abs/2303.07338"
     trains = False
+    fixed_features = True
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
@@ -40,12 +40,8 @@ class SimpleCIL(Pretrained):
         return self.vit_features(images)
 
     def classify(self, features: Tensor) -> Tensor:
-        scores: Tensor = self.prototypes(features)
-        return scores
+        return self.prototypes.scores(features)
 
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
         self.prototypes.remember(features, targets, increment.classes)
         return {}
-
-    def fixed_networks(self) -> Sequence[Network]:
-        return [self.features]

@@ -38,8 +38,7 @@ class TUNAConfig(GaussianHeadConfig):
     orthogonality: float = Field(0.001, ge=0)
     """Weight of the term that separates the adapters' up-projections from earlier ones. It falls by e at each step."""
     mean_decay: bool = True
-    """Whether the head's second training draws the features of older classes around shorter means: 0.9 and more of
-    them."""
+    """Whether the head's second training shortens the means of older classes, to 0.9 of them at least."""
     head_period: PositiveInt = 5
     """Number of epochs in which the second training's learning rate falls to zero; after them it rises again."""
 
@@ -62,15 +61,13 @@ def fuse(values: Tensor) -> Tensor:
 def mean_directions(adapters: Iterable[nn.Module]) -> Tensor:
     """Mean of the up-projection's rows, each scaled to length 1: [blocks, rank].
 
-    The mean cosine over all pairs of rows of two projections is the product of two such means, without a [D, D]
-    table."""
+    The mean cosine over all pairs of rows of two projections is the product of two such means."""
     rows = torch.stack([adapter.up.weight for adapter in adapters])  # type: ignore[union-attr, misc]
     return F.normalize(rows, dim=-1).mean(dim=1)
 
 
 def decay_of_means(steps: Tensor, now: int) -> Tensor:
-    """Factor on the mean of a class, from the step at which it arrived (counted from 0) and the newest step: up to
-    1."""
+    """Factor on the mean of a class, from its step (counted from 0) and the newest step. It rises up to 1."""
     return 0.9 + 0.1 * (steps + 1) / (now + 1)
 
 
@@ -82,8 +79,7 @@ class TUNA(Pretrained):
     trained again on features drawn from the Gaussians of all classes, each in the space of its own step.
 
     In a step with a single class the loss is constant: its adapters stay as the step before left them, except for
-    weight decay and, from the second step on, orthogonality. The class is then learned in the head's second
-    training."""
+    weight decay and, from the second step on, orthogonality. The head's second training then learns the class."""
 
     title = "TUNA"
     paper = "https://arxiv.org/abs/2508.08165"
@@ -166,7 +162,6 @@ class TUNA(Pretrained):
     # --- prediction -----------------------------------------------------------------------------------------------
 
     def fixed_networks(self) -> Sequence[Network]:
-        """One network per step. The newest adapters, too, will not change before they are kept."""
         return [partial(self.adapted, adapters) for adapters in self.steps]
 
     @property
@@ -192,4 +187,4 @@ class TUNA(Pretrained):
         return chosen + self.classify(self.aligned(universal)).softmax(dim=-1)
 
     def deployed(self) -> Iterable[nn.Module]:
-        return [*super().deployed(), self.steps, self.head, *([self.universal] if self.uses_universal else [])]
+        return [module for module in super().deployed() if self.uses_universal or module is not self.universal]

@@ -8,43 +8,7 @@ import torch
 from torch import Tensor, nn
 
 RIDGE = 1e-4
-"""Constant that is added to the variances of `cholesky_factors` and `ridge_deviations`."""
-
-Estimate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""From features [N, D] and their classes [N], numbered from 0 to K - 1, to means [K, D] and spreads [K, ...]."""
-
-
-def deviations(features: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
-    """Means and standard deviations, [K, D] each. The deviation of a single image is 0."""
-    count = classes.bincount()
-    share = (classes == torch.arange(len(count), device=classes.device)[:, None]) / count[:, None]  # [K, N]
-    means = share.to(features.dtype) @ features
-    squares = share.to(features.dtype) @ (features - means[classes]).square()
-    unbiased = squares * (count / (count - 1).clamp_min(1))[:, None]
-    return means, unbiased.sqrt()
-
-
-def ridge_deviations(features: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
-    """Means and standard deviations, [K, D] each, of variances plus `RIDGE`."""
-    present = range(int(classes.max()) + 1)
-    spreads = [_covariance(features[classes == label]).diagonal().sqrt() for label in present]
-    return class_means(features, classes, present), torch.stack(spreads).to(features.dtype)
-
-
-def cholesky_factors(features: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
-    """Means [K, D] and lower triangular factors L [K, D, D], with L L^T the covariance plus `RIDGE` on its diagonal.
-
-    They are computed in float64: with fewer images than features the smallest eigenvalues are the ridge alone."""
-    present = range(int(classes.max()) + 1)
-    spreads = [torch.linalg.cholesky(_covariance(features[classes == label])).to(features.dtype) for label in present]
-    return class_means(features, classes, present), torch.stack(spreads)
-
-
-def _covariance(features: Tensor) -> Tensor:
-    """Unbiased covariance plus the ridge: [n, D] -> float64 [D, D]. For a single image it is the ridge alone."""
-    covariance = torch.cov(features.double().mT, correction=min(len(features) - 1, 1))
-    covariance.diagonal().add_(RIDGE)
-    return covariance
+"""Constant that `cholesky_factor` and `ridge_deviation` add to every variance."""
 
 
 def class_means(features: Tensor, targets: Tensor, classes: Iterable[int]) -> Tensor:
@@ -52,22 +16,42 @@ def class_means(features: Tensor, targets: Tensor, classes: Iterable[int]) -> Te
     return torch.stack([features[targets == label].mean(dim=0) for label in classes])
 
 
+def cholesky_factor(features: Tensor) -> Tensor:
+    """Lower triangular L, with L L^T the covariance of one class plus the ridge: [n, D] -> float64 [D, D]
+
+    In float32, the smallest eigenvalues would be lost if there are fewer images than features."""
+    factor: Tensor = torch.linalg.cholesky(_covariance(features))
+    return factor
+
+
+def ridge_deviation(features: Tensor) -> Tensor:
+    """Standard deviations of one class, from variances plus the ridge: [n, D] -> float64 [D]"""
+    return _covariance(features).diagonal().sqrt()
+
+
+def _covariance(features: Tensor) -> Tensor:
+    """Unbiased covariance plus the ridge. For a single image it is the ridge alone."""
+    covariance = torch.cov(features.double().mT, correction=min(len(features) - 1, 1))
+    covariance.diagonal().add_(RIDGE)
+    return covariance
+
+
 class ClassStatistics(nn.Module):
     """Mean and spread of the features of every class, in the feature space in which the class was learned.
 
     Args:
         features: Number of features D.
-        estimate: Computes means and spreads. The spread of a class is the standard deviation of each feature
-            (`deviations`, `ridge_deviations`) or a matrix (`cholesky_factors`).
-        matrix: Whether the spread of a class is a matrix [D, D] instead of a vector [D].
+        spread: Computes the spread of one class, [D] or [D, D], from its features [n, D]; None: their standard
+            deviations, which are 0 for a single image.
+        matrix: Whether the spread of a class is a matrix [D, D].
     """
 
     means: Tensor
     spreads: Tensor
 
-    def __init__(self, features: int, estimate: Estimate = deviations, matrix: bool = False) -> None:
+    def __init__(self, features: int, spread: Callable[[Tensor], Tensor] | None = None, matrix: bool = False) -> None:
         super().__init__()
-        self.estimate = estimate
+        self.spread = spread
         self.register_buffer("means", torch.empty(0, features))
         self.register_buffer("spreads", torch.empty(0, features, *([features] if matrix else [])))
 
@@ -78,15 +62,28 @@ class ClassStatistics(nn.Module):
     def grow(self, classes: int) -> None:
         """Add zeros up to `classes`. `remember` replaces them."""
         new = classes - self.classes
-        self.means, self.spreads = (
-            torch.cat([known, known.new_zeros(new, *known.shape[1:])]) for known in (self.means, self.spreads)
-        )
+        for name, known in list(self.named_buffers()):
+            setattr(self, name, torch.cat([known, known.new_zeros(new, *known.shape[1:])]))
 
     @torch.no_grad()
     def remember(self, features: Tensor, targets: Tensor) -> None:
         """Store the statistics of all classes in `targets` [N], from all of their features [N, D]."""
-        classes, position = targets.unique(return_inverse=True)
-        self.means[classes], self.spreads[classes] = self.estimate(features, position)
+        if self.spread is None:
+            self._remember_deviations(features, targets)
+            return
+        classes = targets.unique().tolist()
+        self.means[classes] = class_means(features, targets, classes)
+        for label in classes:
+            self.spreads[label] = self.spread(features[targets == label])
+
+    def _remember_deviations(self, features: Tensor, targets: Tensor) -> None:
+        """All classes at once."""
+        classes, position, count = targets.unique(return_inverse=True, return_counts=True)
+        share = (position == torch.arange(len(classes), device=position.device)[:, None]) / count[:, None]  # [C, N]
+        means = share.to(features.dtype) @ features
+        squares = share.to(features.dtype) @ (features - means[position]).square()
+        unbiased = squares * (count / (count - 1).clamp_min(1))[:, None]
+        self.means[classes], self.spreads[classes] = means, unbiased.sqrt()
 
     def draw(self, noise: Tensor, mean_scale: Tensor | None = None) -> Tensor:
         """Features of the first C classes from standard normal noise: [C, n, D] -> [C, n, D].

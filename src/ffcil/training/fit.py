@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ffcil.config.settings import Phase
 from ffcil.errors import InputError
-from ffcil.training.batches import Batches, Source
+from ffcil.training.batches import Source
 from ffcil.training.engine import Engine
 from ffcil.training.progress import FitProgress, Listener
 from ffcil.training.seeds import derive_seed
@@ -96,10 +96,7 @@ class Training:
 def fit(
     training: Training, engine: Engine, progress: FitProgress | None = None, listener: Listener | None = None
 ) -> FitProgress:
-    """Minimise a loss from `progress` on, and report every batch and epoch to `listener`.
-
-    A listener's `epoch_done` may save the progress together with the parameters.
-    """
+    """Minimise a loss from `progress` on. `listener.epoch_done` may save the progress together with the parameters."""
     progress, listener = progress or FitProgress(), listener or Listener()
     optimisation = training.optimisation
     if progress.epoch >= optimisation.epochs:
@@ -126,27 +123,20 @@ def fit(
         batches.start_epoch(derive_seed(training.seed, epoch, "batches"))
         set_rates(optimiser, (group.factor * optimisation.rate(epoch) for group in training.groups))
         total.zero_()
-        _run_epoch(step, batches, engine, listener)
+        with _compiling(engine):
+            for number in range(1, batches.count + 1):
+                step()
+                listener.images_done(number * batches.samples // batches.count, batches.samples)
         progress.loss = total.item() / batches.count  # the only synchronisation of an epoch
         if not math.isfinite(progress.loss):
             raise InputError(f"Training diverged in epoch {epoch + 1} (loss {progress.loss}): {training.remedy}.")
-        progress.epoch = epoch + 1
-        progress.images += batches.samples
-        progress.seconds += time.perf_counter() - start
-        progress.momentum = _momentum(optimiser, parameters)
+        progress.add_epoch(batches.samples, time.perf_counter() - start, _momentum(optimiser, parameters))
         if training.after_epoch is not None:
             training.after_epoch()
         listener.epoch_done(progress)
     progress.momentum = ()
     optimiser.zero_grad(set_to_none=True)  # the gradients of a captured graph live in its memory
     return progress
-
-
-def _run_epoch(step: Callable[[], None], batches: Batches, engine: Engine, listener: Listener) -> None:
-    with _compiling(engine):
-        for number in range(1, batches.count + 1):
-            step()
-            listener.images_done(number * batches.samples // batches.count, batches.samples)
 
 
 def _momentum(optimiser: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> list[Tensor]:

@@ -27,6 +27,10 @@ class FitProgress:
     momentum: Sequence[Tensor] = ()
     """Momentum buffers of the optimiser, in the order of the trained parameters."""
 
+    def add_epoch(self, images: int, seconds: float, momentum: Sequence[Tensor]) -> None:
+        self.epoch, self.images, self.seconds = self.epoch + 1, self.images + images, self.seconds + seconds
+        self.momentum = momentum
+
     @property
     def images_per_second(self) -> float:
         """Training speed so far; 0 if nothing was trained."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ffcil.losses import Reduction, cross_entropy
 from ffcil.methods.learner import LearnerSettings
 from ffcil.methods.parts.adapters import AdapterConfig
-from ffcil.models.class_statistics import ClassStatistics, cholesky_factors, ridge_deviations
+from ffcil.models.class_statistics import ClassStatistics, cholesky_factor, ridge_deviation
 from ffcil.training.batches import FeatureSource
 from ffcil.training.engine import Engine
 from ffcil.training.fit import Optimisation, ParameterGroup, Training, cosine_rate, fit
@@ -42,7 +42,7 @@ class GaussianHeadConfig(AdapterConfig):
 
 def class_gaussians(features: int, diagonal: bool) -> ClassStatistics:
     """A Gaussian per class. A diagonal covariance takes [C, D] numbers instead of [C, D, D]."""
-    return ClassStatistics(features, ridge_deviations if diagonal else cholesky_factors, matrix=not diagonal)
+    return ClassStatistics(features, ridge_deviation if diagonal else cholesky_factor, matrix=not diagonal)
 
 
 @dataclass(frozen=True)

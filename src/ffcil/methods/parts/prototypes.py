@@ -33,6 +33,6 @@ class Prototypes(nn.Module):
         rows = list(classes)
         self.means[rows] = class_means(features, targets, rows)
 
-    def forward(self, features: Tensor) -> Tensor:
+    def scores(self, features: Tensor) -> Tensor:
         """[B, D] -> [B, classes]"""
         return SCALE * cosine(features, self.means)
