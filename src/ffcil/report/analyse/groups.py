@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ffcil.report.analyse.image_sets import image_sets
-from ffcil.report.read.records import CLASSIFIER_NAMES, RunRecord, Seeds
+from ffcil.report.read.records import RunRecord, Seeds
 
 PARTS = {"robust", "reduction", "alignment", "ha.use", "ha.identity"}
 """Fields that determine `Parts`."""
@@ -80,7 +80,7 @@ class Group:
 
     def classifier_name(self, classifier: str) -> str:
         """Name of a classifier: `linear head`."""
-        return classifier_name(next(run for run in self.runs if classifier in run.tables), classifier)
+        return next(run for run in self.runs if classifier in run.tables).display_name(classifier)
 
     def method_title(self, classifier: str) -> str:
         """Method and classifier: `iCaRL, linear head`."""
@@ -89,11 +89,6 @@ class Group:
     def method_label(self, classifier: str) -> str:
         """Method, classifier and condition: `iCaRL, linear head (alpha 0.1)`."""
         return f"{self.method_title(classifier)}{f' ({self.label})' if self.label else ''}"
-
-
-def classifier_name(run: RunRecord, classifier: str) -> str:
-    """Name of a classifier of a run in tables and figures."""
-    return CLASSIFIER_NAMES.get(classifier, classifier)
 
 
 def condition_label(condition: dict[str, Any]) -> str:
@@ -106,7 +101,7 @@ Family = tuple[str, int, int, int, str]
 
 
 def group_runs(runs: Iterable[RunRecord]) -> list[Group]:
-    """Groups of comparable runs, in display order."""
+    """Groups of comparable runs in display order: a lower bound before all other methods, an upper bound after them."""
     runs = list(runs)
     images, names = image_sets(runs), titles(runs)
     families: dict[Family, list[RunRecord]] = {}
@@ -114,8 +109,8 @@ def group_runs(runs: Iterable[RunRecord]) -> list[Group]:
         families.setdefault((run.dataset, images[run], sum(run.sizes), len(run.sizes), run.method), []).append(run)
 
     def rank(key: Family) -> tuple[Any, ...]:
-        *data, method = key  # lower bound first, upper bound last
-        return (*data, method != "finetune", method == "joint", method)
+        (*data, method), bound = key, families[key][0].bound
+        return (*data, bound != "lower", bound == "upper", method)
 
     groups = []
     for key in sorted(families, key=rank):

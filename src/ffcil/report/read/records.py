@@ -26,6 +26,8 @@ CLASSIFIER_NAMES = {
     "ensemble": "ensemble",
 }
 """Names of classifiers in tables, for runs that did not store them."""
+BOUNDS = {"finetune": "lower", "joint": "upper"}
+"""Methods that serve as bounds, for runs that did not store it."""
 
 PHASES = ("train", "memory", "evaluate")
 """Phases of a step whose time is recorded; `memory` is what follows training: alignment, HA, exemplars."""
@@ -55,6 +57,12 @@ class RunRecord(StoredRun):
     def method_name(self) -> str:
         """Name of the method in tables; for an unfinished run the short name."""
         return str((self.summary or {}).get("title", self.method))
+
+    @property
+    def bound(self) -> str | None:
+        """`lower` or `upper` if the method serves as a bound."""
+        bound: str | None = self.method_facts.get("bound", BOUNDS.get(self.method))
+        return bound
 
     @property
     def seeds(self) -> Seeds:

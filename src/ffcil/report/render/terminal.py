@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ffcil.report.analyse.differences import Classifiers, Comparison, Differences, PairedValues
-from ffcil.report.analyse.groups import classifier_name, count
+from ffcil.report.analyse.groups import count
 from ffcil.report.analyse.statistics import ENOUGH_PAIRS, LEVEL
 from ffcil.report.analyse.tables import METRICS, Metric, Number, Row, direction, settings_in
 from ffcil.report.read.records import PHASES, RunRecord
@@ -111,7 +111,7 @@ def _configuration(part: Differences) -> RenderableType:
 
 def _results(part: Differences, classifiers: Classifiers) -> RenderableType:
     first, second = part.pairs[0]
-    a, b = classifier_name(first, classifiers.a), classifier_name(second, classifiers.b)
+    a, b = first.display_name(classifiers.a), second.display_name(classifiers.b)
     name = a if a == b else f"{a} in A, {b} in B"
     scored = " (scored)" if classifiers == part.classifiers[0] else ""
     columns = ("", "A", "B", "B - A", f"{LEVEL:.0%} t interval", "pairs")
