@@ -23,7 +23,8 @@ from ffcil.config.settings import RunConfig
 from ffcil.data.image_set import ImageSet
 from ffcil.data.sources import CIFAR100_AUGMENTATION
 from ffcil.losses import REDUCTIONS
-from ffcil.methods.learner import Learner, build_learner
+from ffcil.methods.learner import Learner
+from ffcil.methods.registry import build_learner
 from ffcil.stream import Increment, Stream
 from ffcil.training.engine import Engine
 from ffcil.training.progress import FitProgress

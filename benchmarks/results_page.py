@@ -10,7 +10,7 @@ from typing import Any
 from ffcil.methods import find_method
 from ffcil.metrics import average_accuracy, forgetting, last_accuracy
 from ffcil.report import RunRecord, compare, load_run, load_runs
-from ffcil.report.render.markdown import comparison_markdown
+from ffcil.report.render.tables import comparison_markdown
 from ffcil.runs.published import SUFFIX
 from ffcil.studies.executors.mps import portion
 

@@ -20,7 +20,7 @@ from ffcil.arrivals import given_arrivals
 from ffcil.config.resolve import resolve
 from ffcil.data.image_set import ImageSet
 from ffcil.data.sources import CIFAR100_AUGMENTATION
-from ffcil.methods.learner import build_learner
+from ffcil.methods.registry import build_learner
 from ffcil.stream import Stream
 from ffcil.training.engine import Engine
 from result_file import write_result

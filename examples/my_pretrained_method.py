@@ -15,8 +15,8 @@ from pydantic import Field
 from torch import Tensor
 
 from ffcil.methods import LearnerSettings, MethodConfig, register
-from ffcil.methods.parts.prototypes import Prototypes
-from ffcil.methods.pretrained import Network, Pretrained
+from ffcil.methods.pretrained import Pretrained
+from ffcil.models.class_statistics import ClassMeans
 from ffcil.stream import Increment
 
 
@@ -34,7 +34,8 @@ class SLDA(Pretrained):
     title = "SLDA"
     paper = "https://arxiv.org/abs/1909.01520"
     classifiers: ClassVar = {"lda": "linear discriminant"}
-    trains = False  # so there is no `loss`
+    trains = False  # nothing is optimised, so there is no `loss`
+    fixed_features = True  # test features are computed once
     Config = SLDAConfig
     config: SLDAConfig
     scatter: Tensor
@@ -44,24 +45,21 @@ class SLDA(Pretrained):
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
         size, device = self.feature_dim, self.engine.device
-        self.prototypes = Prototypes(size).to(device)
+        self.classes = ClassMeans(size).to(device)
         self.register_buffer("scatter", torch.zeros(size, size, device=device))
         self.register_buffer("images", torch.zeros((), device=device))
         self.register_buffer("precision", torch.eye(size, device=device))
 
     def grow(self, increment: Increment) -> None:
         super().grow(increment)
-        self.prototypes.grow(increment.seen_now)
+        self.classes.grow(increment.seen_now)
 
     def features(self, images: Tensor) -> Tensor:
         return self.vit_features(images)
 
-    def fixed_networks(self) -> list[Network]:
-        return [self.features]  # it never changes, so test features are computed once
-
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
-        self.prototypes.remember(features, targets, increment.classes)
-        centred = features - self.prototypes.means[targets]
+        self.classes.remember(features, targets)
+        centred = features - self.classes.means[targets]
         self.scatter += centred.T @ centred
         self.images += len(features)
         identity = torch.eye(self.feature_dim, device=features.device)
@@ -71,5 +69,5 @@ class SLDA(Pretrained):
         return {}
 
     def classify(self, features: Tensor) -> Tensor:
-        weight = self.prototypes.means @ self.precision  # [classes, D]
-        return features @ weight.T - (weight * self.prototypes.means).sum(dim=1) / 2
+        weight = self.classes.means @ self.precision  # [classes, D]
+        return features @ weight.T - (weight * self.classes.means).sum(dim=1) / 2

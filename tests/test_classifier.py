@@ -331,7 +331,7 @@ def test_a_method_that_does_not_say_what_it_keeps_is_refused(monkeypatch: pytest
             return increment.rows
 
     monkeypatch.setitem(METHODS, "keeper", Keeper)
-    with pytest.raises(InputError, match=r"'keeper' trains on rows of earlier steps .* kept_rows and renumber"):
+    with pytest.raises(InputError, match=r"'keeper' trains on images of earlier steps without kept_rows and renumber"):
         Classifier(config_of(method="keeper"), "cpu")
 
 
@@ -436,7 +436,7 @@ def test_damaged_and_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(InputError, match="remove this file to restart the step"):
         teach(tmp_path, [second], device="cpu")
     monkeypatch.delitem(METHODS, "mine")
-    with pytest.raises(InputError, match="method 'mine', which is not known here: add --import"):
+    with pytest.raises(InputError, match="uses method 'mine', which is not registered: add --import"):
         Classifier.load(tmp_path, "cpu")
     (tmp_path / MODEL).write_bytes(b"half")
     with pytest.raises(InputError, match="restore a copy of it"):

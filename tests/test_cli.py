@@ -251,7 +251,7 @@ def test_doctor_works_without_indirect_dependencies(module: str) -> None:
 
 def test_a_command_names_the_package_that_it_lacks(ffcil: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """An import that fails for another reason than a missing package is still a traceback."""
-    missing = [Package("timm", problem="is not installed", remedy="pip install timm")]
+    missing = [Package("timm", advice="timm is not installed: pip install timm")]
     monkeypatch.setattr("ffcil.cli.app", lambda: import_module("timm.absent"))
     monkeypatch.setattr("ffcil.commands.packages.missing_packages", lambda: missing)
     with pytest.raises(SystemExit, match="ffcil: timm is not installed: pip install timm"):
@@ -324,7 +324,7 @@ def test_a_device_that_does_not_exist(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
-    assert "Device 'cuda' is not there: run with --device cpu" in done.stderr
+    assert "Device 'cuda' is not available: run with --device cpu" in done.stderr
 
 
 def test_an_unreadable_image_is_named(ffcil: Command, tmp_path: Path) -> None:

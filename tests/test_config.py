@@ -199,7 +199,7 @@ def test_a_saved_configuration_is_a_recipe(tmp_path: Path) -> None:
         (["arrivals.trace=5"], "Bad value for arrivals.trace"),
         (["method"], "Cannot read --set 'method': write it as key=value"),
         (["train=5"], "Bad value for train:"),
-        (["train=5", "train.batch=3"], "contradicts another --set"),
+        (["train=5", "train.batch=3"], "contradicts the --set that gives 'train' a value"),
         (["arrivals.sizes=[1,"], "Cannot read the value of --set"),
     ],
 )

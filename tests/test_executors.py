@@ -21,7 +21,7 @@ from ffcil.methods import METHODS, load_methods
 from ffcil.runs.folder import is_busy
 from ffcil.studies.executors.job import LOG, Ending, Job, Outcome, attempt
 from ffcil.studies.executors.local import LocalExecutor
-from ffcil.studies.executors.loop import run_jobs
+from ffcil.studies.executors.loop import Executor, run_jobs
 from ffcil.studies.executors.ray import RayExecutor
 from ffcil.studies.executors.slurm import SlurmExecutor
 from studies import launch, small_jobs, timeless_records, write_small_study
@@ -40,20 +40,15 @@ class Messages:
         self.messages.append(text)
 
 
-class Scripted:
+class Scripted(Executor):
     """An executor whose attempts end at once, with the outcomes of a script."""
 
     def __init__(self, slots: int | None, script: dict[str, list[Outcome]]) -> None:
+        super().__init__()
         self.slots, self.script = slots, script
         self.started: list[str] = []
         self.stopped: list[str] = []
         self.most = self.now = 0
-
-    def __enter__(self) -> Scripted:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def start(self, job: Job) -> Any:
         executor = self
@@ -185,7 +180,7 @@ def test_a_killed_child_is_resumed(tmp_path: Path, colours: Path) -> None:
     (tmp_path / "again" / "doom").touch()
     assert run_jobs(jobs, LocalExecutor("cpu", 2), progress) == {}
     assert [text.split("; ")[0] for text in progress.messages] == [f"{jobs[0].label}: killed by SIGKILL"]
-    assert "taken up after step 1" in (jobs[0].folder / LOG).read_text()
+    assert "resumed after step 1" in (jobs[0].folder / LOG).read_text()
     assert timeless_records(tmp_path / "again" / "out") == timeless_records(tmp_path / "undisturbed" / "out")
 
 
@@ -283,7 +278,7 @@ def test_slurm_through_submitit(tmp_path: Path, colours: Path) -> None:
     (message,) = progress.messages
     assert message.startswith(f"{job.label}: ")
     assert message.endswith("; resumed")
-    assert "taken up after step 1" in (job.folder / LOG).read_text()
+    assert "resumed after step 1" in (job.folder / LOG).read_text()
     assert timeless_records(tmp_path / "again" / "out") == timeless_records(tmp_path / "undisturbed" / "out")
 
 

@@ -391,7 +391,7 @@ def test_parameters_are_reported(make_learner: Make) -> None:
 
 
 def test_steps_share_their_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A frozen extractor more must not cost a compilation more."""
+    """A further frozen extractor costs no further compilation."""
     counter = CompileCounter()
     monkeypatch.setattr(Engine, "place", lambda self, module: module.compile(dynamic=False, backend=counter))
     config = small_config(method="der", train={"first": {"epochs": 1}, "later": {"epochs": 1}})
@@ -401,7 +401,9 @@ def test_steps_share_their_compiled_code(monkeypatch: pytest.MonkeyPatch) -> Non
         learner.learn(increment)
         compiled.append(counter.frame_count)
     torch.compiler.reset()
-    assert compiled == [2, 4, 4, 4]  # both halves of a backbone, trained and frozen
+    trained = compiled[0]
+    assert trained >= 2  # both halves of a backbone
+    assert compiled == [trained, 2 * trained, 2 * trained, 2 * trained]  # once trained and once frozen
 
 
 # --- the centre loss ------------------------------------------------------------------------------------------------

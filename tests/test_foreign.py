@@ -269,7 +269,7 @@ def test_what_is_laid_on_top_counts(tmp_path: Path) -> None:
         ({"fixed_memory": True, "memory_per_class": None}, "has memory_per_class None"),
         ({"optimizer": "adam"}, "has optimizer 'adam', but ffcil only supports sgd"),
         ({"seed": "1993"}, "has seed '1993': give whole numbers"),
-        ({"init_cls": 0}, "init_cls 0 and increment 10: give whole numbers of 1 to 100"),
+        ({"init_cls": 0}, "init_cls 0 and increment 10: give numbers of 1 to 100"),
         ({"increment": "ten"}, "increment 'ten': give whole numbers"),
     ],
 )

@@ -21,7 +21,6 @@ from ffcil.metrics import (
     curve,
     forgetting,
     last_accuracy,
-    old_new_accuracy,
     per_step_forgetting,
     step_accuracy,
     summarise,
@@ -127,9 +126,10 @@ def test_everything_agrees_with_naive_loops(stream: tuple[list[int], list[Sample
             assert same(by_step[t, j], naive_accuracy(samples, group) if j <= t else None)
         for c in everything:
             assert same(by_class[t, c], naive_accuracy(samples, {c}))
-        old, new = old_new_accuracy(table, t + 1)
-        assert same(old, naive_accuracy(samples, set().union(*groups[:t])))
-        assert same(new, naive_accuracy(samples, groups[t]))
+        new = table.groups[t]
+        old = slice(0, new.start)
+        assert same(table.counts[t].accuracy(old), naive_accuracy(samples, set().union(*groups[:t])))
+        assert same(table.counts[t].accuracy(new), naive_accuracy(samples, groups[t]))
 
     lost: list[float] = []
     for j in range(last):
@@ -162,8 +162,6 @@ def test_closed_form_uneven_steps() -> None:
     assert last_accuracy(table) == pytest.approx(100 * 7 / 12)
     np.testing.assert_allclose(step_accuracy(table), [[100, np.nan], [50, 75]])
     np.testing.assert_allclose(class_accuracy(table), [[100, np.nan, np.nan, np.nan], [50, 100, 50, np.nan]])
-    assert old_new_accuracy(table, 1) == (None, 100.0)
-    assert old_new_accuracy(table, 2) == (50.0, 75.0)
     assert forgetting(table) == 50.0
 
 
@@ -210,7 +208,6 @@ def test_single_step_has_no_forgetting() -> None:
 def test_first_class_without_test_images_leaves_the_rest_measurable() -> None:
     table = CountTable((1, 1), (np.array([[0]]), np.array([[0, 0], [1, 3]])))
     assert summarise(table) == {"average": 75.0, "last": 75.0, "forgetting": None, "curve": [None, 75.0]}
-    assert old_new_accuracy(table, 2) == (None, 75.0)
 
 
 @pytest.mark.parametrize(
@@ -239,10 +236,3 @@ def test_impossible_sparse_counts_are_named() -> None:
     ]:
         with pytest.raises(InputError, match=says):
             Confusion(2, *(np.array(array) for array in (rows, columns, values)))
-
-
-def test_step_outside_the_table_is_named() -> None:
-    table = CountTable((1,), (np.array([[1]]),))
-    for t in (0, 2):
-        with pytest.raises(InputError, match=f"no step {t}"):
-            old_new_accuracy(table, t)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from ffcil.cli import app
 from ffcil.errors import InputError
 from ffcil.report import compare, load_run, load_runs
-from ffcil.report.render.markdown import comparison_markdown
+from ffcil.report.render.tables import comparison_markdown
 from ffcil.runs.published import publish
 from invented_runs import random_hits, write_run, write_study
 

@@ -13,9 +13,8 @@ import pytest
 
 from ffcil.report import compare, load_runs
 from ffcil.report.analyse.ablation import ablations
-from ffcil.report.render.csv import ablation_csv
 from ffcil.report.render.latex import ablation_latex, comparison_latex
-from ffcil.report.render.markdown import ablation_markdown
+from ffcil.report.render.tables import ablation_csv, ablation_markdown
 from invented_runs import FREE_FLOW, IMAGES, naive, random_hits, write_run
 
 ONE = ("linear",)
@@ -45,7 +44,7 @@ def ablated(folder: Path) -> list[Any]:
 
 def test_ablation_agrees_with_plain_sums(tmp_path: Path) -> None:
     (made,) = ablated(tmp_path)
-    assert [parts.name for parts, _ in made.lines] == ["org", "CWM", "ours"]
+    assert [parts.name for parts in made.cells] == ["org", "CWM", "ours"]
     lines = list(csv_format.DictReader(io.StringIO(ablation_csv([made]))))
 
     def average(setting: str, seed: int) -> float:

@@ -141,7 +141,7 @@ def test_page_is_complete_and_needs_no_network(study: Path, tmp_path: Path) -> N
     # for each of 3 seeds, a map for each of 8 finished runs, and classes by size, alone and against equal steps.
     assert len(page.specs) == 2 + 1 + 2 + 3 + 8 + 2
     linear = compare(runs, "linear")[0]
-    drop = linear.drop("average")
+    drop = linear.change("FF.org", "average")
     assert drop is not None
     assert f">{arrow(drop.value)}</span>" in text
 

@@ -14,8 +14,7 @@ from scipy import stats
 
 from ffcil.report import compare, load_runs
 from ffcil.report.analyse.statistics import Change, bootstrap_interval, t_interval
-from ffcil.report.render.csv import evidence_csv
-from ffcil.report.render.markdown import evidence_markdown
+from ffcil.report.render.tables import evidence_csv, evidence_markdown
 from invented_runs import naive, write_sweep
 
 

@@ -15,9 +15,8 @@ from rich.console import Console
 from ffcil.errors import InputError
 from ffcil.report import compare, load_runs, terminal_table, write_page
 from ffcil.report.analyse.tables import direction
-from ffcil.report.render.csv import comparison_csv
 from ffcil.report.render.latex import comparison_latex
-from ffcil.report.render.markdown import comparison_markdown
+from ffcil.report.render.tables import comparison_csv, comparison_markdown
 from ffcil.report.render.text import arrow
 from invented_runs import naive, random_hits, write_run, write_study
 
@@ -44,7 +43,7 @@ def test_comparison_agrees_with_plain_sums(study: Path) -> None:
                 assert number.n == row.cells[setting].runs == len(values)
                 assert number.mean == pytest.approx(statistics.mean(values))
                 assert number.std == pytest.approx(statistics.stdev(values))
-            drop, recovery = row.drop(metric), row.recovery(metric)
+            drop, recovery = row.change("FF.org", metric), row.change("FF.ours", metric)
             assert drop is not None
             assert recovery is not None
             pairs = [ff[i] - equal[i] for ff, equal in zip(truth["FF.org"], truth["Equ.T"], strict=True)]
@@ -74,8 +73,8 @@ def test_single_seed_has_no_deviation_and_missing_settings_no_change(tmp_path: P
         assert number is not None
         assert (number.std, number.n, number.change) == (None, 1, None)
     assert row.number("FF.org", "average") is None
-    assert row.drop("last") is None
-    assert row.recovery("last") is None
+    assert row.change("FF.org", "last") is None
+    assert row.change("FF.ours", "last") is None
     assert "±" not in comparison_markdown([row]).split("\n\n")[0]
     assert "$\\pm" not in comparison_latex([row])
     write_page(load_runs(tmp_path), tmp_path / "page.html")
@@ -84,7 +83,7 @@ def test_single_seed_has_no_deviation_and_missing_settings_no_change(tmp_path: P
 def test_seeds_that_do_not_pair_give_no_change(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "Equ.T", 0, random_hits("Equ.T", 0))
     write_run(tmp_path / "b", "FF.org", 1, random_hits("FF.org", 1))
-    assert compare(load_runs(tmp_path))[0].drop("average") is None
+    assert compare(load_runs(tmp_path))[0].change("FF.org", "average") is None
 
 
 @dataclass

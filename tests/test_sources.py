@@ -13,7 +13,7 @@ from PIL import Image
 from torchvision.datasets import CIFAR100
 from torchvision.transforms.v2 import functional as tv
 
-from ffcil.data.cache import cached_arrays
+from ffcil.data.cache import cached_folder
 from ffcil.data.image_set import ImageSet
 from ffcil.data.sources import load_dataset
 from ffcil.errors import InputError
@@ -208,15 +208,16 @@ def test_cifar100_that_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_cache_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
-    def broken() -> dict[str, np.ndarray]:
+    def broken(folder: Path) -> None:
+        (folder / "half").touch()
         raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError, match="killed"):
-        cached_arrays("key", broken)
+        cached_folder("key", broken)
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
-    made = cached_arrays("key", lambda: {"a": np.arange(3)})
-    assert made["a"].tolist() == [0, 1, 2]
-    assert cached_arrays("key", broken)["a"].tolist() == [0, 1, 2]  # not made again
+    made = cached_folder("key", lambda folder: (folder / "whole").touch())
+    assert cached_folder("key", broken) == made  # not made again
+    assert [path.name for path in made.iterdir()] == ["whole"]
 
 
 @pytest.mark.parametrize(

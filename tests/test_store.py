@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from PIL import Image
 from conftest import small_config
 from ffcil.data import decoding
 from ffcil.data.cache import cache_folder, cached_folder
-from ffcil.data.decoding import LONGEST, decode_whole, upright
+from ffcil.data.decoding import LONGEST, scaled, upright
 from ffcil.data.ragged import RaggedImages
 from ffcil.data.sources import DataSet, load_dataset
 from ffcil.data.store import StoreDraft, open_store, verify_store
@@ -79,7 +80,7 @@ def test_the_full_frame_is_kept_with_its_short_side_scaled(tmp_path: Path) -> No
         assert (split.images.sizes.amin(1) == 128).all()
     tall = Image.open(tmp_path / "x" / "class 0" / "5.png")  # 125 wide, 135 high
     want = np.asarray(tall.resize((128, 138), Image.Resampling.BICUBIC))
-    assert np.array_equal(decode_whole(tmp_path / "x" / "class 0" / "5.png", 128), want)
+    assert np.array_equal(scaled(upright(tmp_path / "x" / "class 0" / "5.png"), 112), want)
 
 
 def test_a_photograph_held_sideways_is_turned(tmp_path: Path) -> None:
@@ -230,7 +231,7 @@ def test_a_killed_preparation_is_taken_up(tmp_path: Path, cache: Path, monkeypat
 def fill(folder: Path, images: int, finish: bool) -> None:
     """Images of any size for both parts, every tenth a bad one."""
     folder.mkdir(exist_ok=True)
-    with StoreDraft(folder) as draft:
+    with closing(StoreDraft(folder)) as draft:
         for k in range(len(draft), images):
             if k % 10 == 3:
                 draft.leave_out(f"image {k}", "it is cut off")
@@ -251,7 +252,7 @@ def test_a_draft_goes_on_behind_its_last_whole_entry(tmp_path: Path, accident: s
     elif accident == "lost pixels":
         with (tmp_path / "draft" / "1.pixels").open("r+b") as file:
             file.truncate(100)
-    with StoreDraft(tmp_path / "draft") as draft:
+    with closing(StoreDraft(tmp_path / "draft")) as draft:
         assert len(draft) == (0 if accident == "lost pixels" else 512)
     fill(tmp_path / "draft", 600, finish=True)
     for path in sorted((tmp_path / "whole").iterdir()):

@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from ffcil.cli import app
-from ffcil.commands.options import stoppable
+from ffcil.commands.output import stoppable
 from ffcil.config.resolve import load_recipe
 from ffcil.errors import InputError
 from ffcil.runs.run import build_arrivals

@@ -249,7 +249,7 @@ def test_a_table_of_something_else_beside_the_images(tmp_path: Path) -> None:
     assert form_of(root) == "folder"
     assert list_own(root).class_names == ("cat", "dog", "parts.csv")
     shutil.rmtree(root / "parts.csv")
-    with pytest.raises(InputError, match="There are 0 CSV files with the columns path and label"):
+    with pytest.raises(InputError, match="has 0 CSV files with columns path and label"):
         load_dataset("csv", root, 16)
     csv(root, ["path, label", "cat/1.png,tabby", "dog/1.png,tabby"], "list.csv")
     assert form_of(root) == "csv"

@@ -13,7 +13,7 @@ from torchvision.datasets import FakeData
 
 import ffcil
 from conftest import small_config
-from ffcil.data.torch_datasets import image_set_of
+from ffcil.data.pictures import image_set_of
 from ffcil.errors import InputError
 from ffcil.runs.run import Run
 

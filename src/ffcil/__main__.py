@@ -1,7 +1,5 @@
 """Entry point of `ffcil` and `python -m ffcil`: a missing package is named, with the command that installs it."""
 
-from __future__ import annotations
-
 
 def main() -> None:
     try:

@@ -5,8 +5,6 @@ Biases do not change. DIWA relies less on the ratio of the norms if a step has f
 is then a poor estimate (paper eq. (11)).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Command modules import heavy packages only inside their functions, so that `ffcil --help` answers at once.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated
 
@@ -16,8 +14,7 @@ from ffcil.commands.arrivals import arrivals
 from ffcil.commands.classifier import learn, measure, predict
 from ffcil.commands.doctor import doctor
 from ffcil.commands.listing import fields, methods
-from ffcil.commands.publish import publish
-from ffcil.commands.report import compare, report
+from ffcil.commands.report import compare, publish, report
 from ffcil.commands.run import run
 from ffcil.commands.study import demo, study
 from ffcil.errors import InputError
@@ -31,19 +28,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data.app, name="data")
-app.command()(arrivals)
-app.command()(run)
-app.command()(demo)
-app.command()(study)
-app.command()(report)
-app.command()(compare)
-app.command()(publish)
-app.command()(learn)
-app.command()(predict)
+for command in (arrivals, run, demo, study, report, compare, publish, learn, predict):
+    app.command()(command)
 app.command("test")(measure)
-app.command()(methods)
-app.command()(fields)
-app.command()(doctor)
+for listing in (methods, fields, doctor):
+    app.command()(listing)
 
 
 def _print_version(wanted: bool) -> None:
@@ -52,12 +41,11 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+Version = typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+
+
 @app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
+def _options(version: Annotated[bool, Version] = False) -> None:
     pass
 
 
@@ -65,9 +53,10 @@ def main() -> None:
     """Run the application. Invalid input and file errors end in one sentence and exit status 2."""
     try:
         app()
+        return
     except InputError as error:
-        print(f"ffcil: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        message = str(error)
     except OSError as error:
-        print(f"ffcil: {error.filename or 'A file'}: {error.strerror or error}.", file=sys.stderr)
-        raise SystemExit(2) from None
+        message = f"{error.filename or 'A file'}: {error.strerror or error}."
+    print(f"ffcil: {message}", file=sys.stderr)
+    raise SystemExit(2)

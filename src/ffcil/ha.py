@@ -20,8 +20,6 @@ with `alignment = HeadAgnosticAlignment(D)` and `statistics = ClassStatistics(D)
 computes the scores of all classes from aligned features. Predict with `classify(alignment(features))`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

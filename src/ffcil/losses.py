@@ -5,8 +5,6 @@ reductions, so a training loop can switch between them in one place. Nothing her
 branches on a tensor, so everything can be part of a captured CUDA graph.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import torch
@@ -63,8 +61,7 @@ def _weight_of_class(targets: Tensor, weights: Tensor | None, dtype: torch.dtype
 
 
 def _masked(per_sample: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Losses and weights in float32 or better, so that counts are exact. A loss of weight 0 becomes 0, even if
-    infinite."""
+    """Losses and weights in float32 or better, so that counts are exact. An infinite loss of weight 0 becomes 0."""
     dtype = torch.promote_types(per_sample.dtype, torch.float32)
     weights = weights.to(dtype)
     return torch.where(weights > 0, per_sample.to(dtype), 0.0), weights
@@ -88,8 +85,7 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float = 2.0) -> 
 
 
 def centre_loss(features: Tensor, targets: Tensor, centres: Tensor) -> Tensor:
-    """Squared distance of each feature [B, D] to the centre of its class, centres [C, D]; paper eq. (8) before the
-    mean.
+    """Squared distance of each feature [B, D] to the centre [C, D] of its class; paper eq. (8) before the mean.
 
     It complements the class-wise mean for learners that classify by prototypes (eq. (9)).
     """
@@ -115,9 +111,8 @@ class ClassCentres(nn.Module):
     def forward(self, features: Tensor, targets: Tensor) -> Tensor:
         """Update the centres, then return the squared distance of each sample to its centre, [B]."""
         self._update(features.detach(), targets)
-        return centre_loss(
-            features, targets, self.centres.clone()
-        )  # a copy, because later batches change the centres before backward
+        # A copy, because later batches change the centres before backward.
+        return centre_loss(features, targets, self.centres.clone())
 
     def _update(self, features: Tensor, targets: Tensor) -> None:
         classes = torch.arange(len(self.centres), device=targets.device)

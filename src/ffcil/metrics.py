@@ -5,12 +5,10 @@ Steps may differ in size. Accuracies are percentages. Counts are sparse: their s
 images, not on the square of the number of classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -46,14 +44,14 @@ class Confusion:
             raise InputError(f"The counts hold {self.values.min()}; a count cannot be negative.")
 
     @classmethod
-    def count(cls, true: ArrayLike, predicted: ArrayLike, classes: int) -> Confusion:
+    def count(cls, true: ArrayLike, predicted: ArrayLike, classes: int) -> Self:
         """Counts of the (true, predicted) labels of the test images."""
         cells = np.asarray(true, dtype=np.int64) * classes + np.asarray(predicted, dtype=np.int64)
         places, values = np.unique(cells, return_counts=True)
         return cls(classes, *np.divmod(places, classes), values)
 
     @classmethod
-    def from_dense(cls, table: ArrayLike) -> Confusion:
+    def from_dense(cls, table: ArrayLike) -> Self:
         """The sparse form of a square table: row = true class, column = predicted class."""
         array = _as_integers(table)
         if array.ndim != 2 or array.shape[0] != array.shape[1]:
@@ -105,9 +103,7 @@ class CountTable:
         if min(self.sizes) < 1:
             raise InputError(f"A step of {min(self.sizes)} classes cannot be counted; every size must be at least 1.")
         if len(self.counts) != len(self.sizes):
-            raise InputError(
-                f"{len(self.sizes)} steps but {len(self.counts)} tables of counts; give one table per step."
-            )
+            raise InputError(f"{len(self.sizes)} steps but {len(self.counts)} tables of counts; give one per step.")
         for t, (seen, table) in enumerate(zip(self.seen, self.counts, strict=True), start=1):
             if table.classes != seen:
                 raise InputError(f"The counts of step {t} are of {table.classes} classes; {seen} classes were seen.")
@@ -161,18 +157,6 @@ def class_accuracy(table: CountTable) -> Floats:
         tested = np.flatnonzero(counts.totals)
         result[t, tested] = 100.0 * counts.diagonal[tested] / counts.totals[tested]
     return result
-
-
-def old_new_accuracy(table: CountTable, t: int) -> tuple[float | None, float | None]:
-    """Accuracy after step t (counted from 1) on the classes of earlier steps, and on the classes of step t.
-
-    None if there is no such class (step 1 has no earlier ones), or no test image.
-    """
-    if not 1 <= t <= len(table.sizes):
-        raise InputError(f"There is no step {t}; the table counts steps 1 to {len(table.sizes)}.")
-    group = table.groups[t - 1]
-    counts = table.counts[t - 1]
-    return counts.accuracy(slice(0, group.start)), counts.accuracy(group)
 
 
 def per_step_forgetting(table: CountTable) -> Floats:

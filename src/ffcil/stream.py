@@ -4,11 +4,10 @@ Labels are mapped once to their position in the class order. In a learner, the c
 the range `[seen_before, seen_now)`, and no other code computes an offset.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -77,12 +76,10 @@ class Stream:
     def __init__(self, train: ImageSet, test: ImageSet, arrivals: Arrivals, class_seed: int | None = 0) -> None:
         if arrivals.classes > train.classes:
             raise InputError(
-                f"The arrivals have {arrivals.classes} classes, but the data set has {train.classes}: lower the sizes."
+                f"{arrivals.classes} classes arrive, but the data set has {train.classes}: lower the sizes."
             )
         if train.class_names != test.class_names:
-            raise InputError(
-                "Training and test images have different class names: give both the same names in the same order."
-            )
+            raise InputError("Training and test images have different class names: use the same names and order.")
         self.arrivals = arrivals
         self.order = _order_of(train.class_names, arrivals, class_seed)[: arrivals.classes]
         self.train, self.test = self._remapped(train), self._remapped(test)
@@ -119,7 +116,7 @@ class Stream:
     def __iter__(self) -> Iterator[Increment]:
         return (self[position] for position in range(len(self)))
 
-    def to(self, device: torch.device) -> Stream:
+    def to(self, device: torch.device) -> Self:
         """The same stream with its images on `device`."""
         moved = copy.copy(self)
         moved.train, moved.test = self.train.to(device), self.test.to(device)

@@ -1,11 +1,9 @@
 """Schedules of class arrivals: equal, half, free-flow, given, or from a trace of real arrivals."""
 
-from __future__ import annotations
-
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 from itertools import accumulate
 from pathlib import Path
@@ -66,9 +64,7 @@ class Arrivals:
 
     def _check_labels(self) -> None:
         if (self.labels is not None) != (self.kind == "trace"):
-            raise InputError(
-                f"Arrivals of kind {self.kind!r}: a trace needs labels, and other kinds must not have labels."
-            )
+            raise InputError(f"Arrivals of kind {self.kind!r}: a trace needs labels, other kinds must not have any.")
         if self.labels is None:
             return
         if not isinstance(self.labels, list | tuple) or not all(isinstance(label, str) for label in self.labels):
@@ -76,9 +72,9 @@ class Arrivals:
         self._set("labels", tuple(self.labels))
         if len(self.labels) != self.classes:
             raise InputError(f"{len(self.labels)} labels for {self.classes} classes: give one name for each class.")
-        repeated = [label for label, times in Counter(self.labels).items() if times > 1]
-        if repeated:
-            raise InputError(f"Class {repeated[0]!r} arrives twice: name each class once.")
+        label, times = Counter(self.labels).most_common(1)[0]
+        if times > 1:
+            raise InputError(f"Class {label!r} arrives twice: name each class once.")
 
     @property
     def classes(self) -> int:
@@ -96,21 +92,9 @@ class Arrivals:
         return tuple(accumulate(self.sizes))
 
     def to_json(self) -> dict[str, Any]:
-        """All fields as JSON values; fields that do not apply are null."""
+        """All fields as JSON values, from which `Arrivals(**values)` builds the schedule again."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Arrivals:
-        """Read a schedule that `to_json` wrote. Only "sizes" is required."""
-        if not isinstance(data, Mapping):
-            raise InputError('Arrivals must be a JSON object such as {"sizes": [3, 1, 7]}.')
-        names = [field.name for field in fields(cls)]
-        for name in data:
-            _check_name("field of arrivals", name, names)
-        if "sizes" not in data:
-            raise InputError('These arrivals have no "sizes": give the number of new classes of each step.')
-        return cls(**data)
 
     def draw(self, width: int = 80, ascii: bool = False) -> str:
         """Draw the schedule as text, one line per step: new classes on the left, all classes seen on the right.

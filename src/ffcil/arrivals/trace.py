@@ -1,7 +1,5 @@
 """Traces: CSV files of classes and the time at which each was first seen."""
 
-from __future__ import annotations
-
 import csv
 import re
 from datetime import UTC, datetime, timedelta

@@ -4,14 +4,12 @@ It keeps the exemplars that its method needs and no other images. Trained step b
 is bit-equal (on a CPU) to the learner of a `Run` over the same classes in the same steps.
 """
 
-from __future__ import annotations
-
 import itertools
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -22,13 +20,13 @@ from ffcil.config.resolve import build_config, merge_overrides
 from ffcil.config.settings import RunConfig
 from ffcil.data.image_set import ImageSet
 from ffcil.data.own_images import DEFAULT_SIZE, own_augmentation
-from ffcil.data.pictures import Picture, frames
+from ffcil.data.pictures import Picture, frames, image_set_of, store_frames
 from ffcil.data.placement import place
 from ffcil.data.ragged import Images, RaggedImages
 from ffcil.data.sources import list_own
-from ffcil.data.torch_datasets import image_set_of, store_frames
 from ffcil.errors import InputError
 from ffcil.methods import METHODS, build_learner, complete, find_method
+from ffcil.methods.conventional import Conventional
 from ffcil.methods.learner import Learner
 from ffcil.methods.parts.exemplars import exemplars_per_class
 from ffcil.metrics import Confusion
@@ -80,8 +78,9 @@ class Classifier:
     def _build(self) -> None:
         augmentation = augmentation_of(self.config, own_augmentation(self.size))
         self.learner = build_learner(self.config, augmentation, self.engine)
-        kind = type(self.learner)
-        if kind.training_rows is not Learner.training_rows and kind.kept_rows is Learner.kept_rows:
+        kind, bases = type(self.learner), (Learner, Conventional)
+        own_rows = kind.training_rows not in [base.training_rows for base in bases]
+        if own_rows and not kind.uses_memory and kind.kept_rows in [base.kept_rows for base in bases]:
             raise InputError(
                 f"Method {self.config.method!r} trains on images of earlier steps without kept_rows and renumber: "
                 "implement them (CONTRIBUTING.md)."
@@ -278,9 +277,7 @@ class Classifier:
         (folder / LEARNING).unlink(missing_ok=True)
 
     @classmethod
-    def load(
-        cls, folder: str | Path, device: str | None = None, changes: Mapping[str, Any] | None = None
-    ) -> Classifier:
+    def load(cls, folder: str | Path, device: str | None = None, changes: Mapping[str, Any] | None = None) -> Self:
         """Load what `save` wrote, with nested `changes` to the fields of its configuration that are in `CHANGEABLE`."""
         folder = Path(folder)
         if not (folder / MODEL).is_file():

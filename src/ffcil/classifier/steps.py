@@ -1,10 +1,9 @@
 """The steps that a classifier has learned, and the file of one that was interrupted."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from ffcil.data.image_set import ImageSet
 from ffcil.methods.learner import Learner
@@ -23,7 +22,7 @@ class Step:
     """Digest of the training images."""
 
     @classmethod
-    def of(cls, images: ImageSet) -> Step:
+    def of(cls, images: ImageSet) -> Self:
         content = hashlib.sha256(repr(images.class_names).encode())
         content.update(images.sample())
         return cls(images.class_names, content.hexdigest())

@@ -1,7 +1,5 @@
 """`teach`: a classifier in a folder learns step by step and is saved after each step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,14 +1,13 @@
 """`ffcil arrivals`: draw a class-arrival schedule."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ffcil.commands.options import AsJson, print_json
+from ffcil.commands.options import AsJson
+from ffcil.commands.output import print_json
 from ffcil.errors import InputError, unknown
 
 KINDS = ("free-flow", "equal", "half", "given", "trace")
@@ -17,25 +16,17 @@ KINDS = ("free-flow", "equal", "half", "given", "trace")
 def arrivals(
     classes: Annotated[int | None, typer.Option(help="Number of classes (default: 100).")] = None,
     steps: Annotated[int | None, typer.Option(help="Number of steps (default: 10).")] = None,
-    kind: Annotated[
-        str | None, typer.Option(help=f"{', '.join(KINDS)} (default: the kind that the other options imply).")
-    ] = None,
+    kind: Annotated[str | None, typer.Option(help=f"{', '.join(KINDS)} (default: from the other options).")] = None,
     smallest: Annotated[int, typer.Option(help="Fewest classes per step (free-flow).")] = 1,
     largest: Annotated[int, typer.Option(help="Most classes per step (free-flow).")] = 15,
-    alpha: Annotated[
-        float, typer.Option(help="Intensity (free-flow): near 0, equal steps; for large values, only the two bounds.")
-    ] = 1.0,
+    alpha: Annotated[float, typer.Option(help="Intensity of the spectrum (free-flow); near 0, equal steps.")] = 1.0,
     order: Annotated[
         str | None, typer.Option(help="jumbled, ascending, descending or given (default: jumbled; given with --sizes).")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sizes and their order.")] = 0,
     sizes: Annotated[str | None, typer.Option(help="Classes of each step, for example 1,4,2.")] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="CSV file of classes and the times at which they were first seen.")
-    ] = None,
-    window: Annotated[
-        str, typer.Option(help="Length of a step of a trace: 12h, 7d, or a number in the units of the trace.")
-    ] = "1d",
+    trace: Annotated[Path | None, typer.Option(help="CSV file of classes and the time each was first seen.")] = None,
+    window: Annotated[str, typer.Option(help="Length of a step of a trace: 12h, 7d, or a number in its units.")] = "1d",
     as_json: AsJson = False,
     plot: Annotated[Path | None, typer.Option(help="Write a figure to this file (svg, png or pdf).")] = None,
 ) -> None:
@@ -74,15 +65,9 @@ def _kind(kind: str | None, sizes: str | None, trace: Path | None, classes: int 
     kind = kind or implied
     if kind not in KINDS:
         raise unknown("kind of arrivals", kind, KINDS)
-    drawn = kind not in ("given", "trace")
-    applies = {
-        "--sizes": (sizes, kind == "given"),
-        "--trace": (trace, kind == "trace"),
-        "--classes": (classes, drawn),
-        "--steps": (steps, drawn),
-    }
-    for option, (value, fits) in applies.items():
-        if value is not None and not fits:
+    applies = {"given": ["--sizes"], "trace": ["--trace"]}.get(kind, ["--classes", "--steps"])
+    for option, value in {"--sizes": sizes, "--trace": trace, "--classes": classes, "--steps": steps}.items():
+        if value is not None and option not in applies:
             raise InputError(f"{option} does not apply to arrivals of kind {kind!r}: leave it out, or change --kind.")
     return kind
 
@@ -93,6 +78,4 @@ def _parse_sizes(text: str | None) -> list[int]:
     try:
         return [int(part) for part in text.strip("[] ").split(",")]
     except ValueError as error:
-        raise InputError(
-            f"Cannot read --sizes {text!r}: write whole numbers with commas, for example 1,4,2."
-        ) from error
+        raise InputError(f"Cannot read --sizes {text!r}: write whole numbers with commas, as in 1,4,2.") from error

@@ -1,7 +1,5 @@
 """`ffcil learn`, `ffcil predict` and `ffcil test`: a classifier of your own images."""
 
-from __future__ import annotations
-
 import csv
 import sys
 from collections.abc import Iterator
@@ -11,50 +9,35 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ffcil.commands.options import AsJson, Device, Imports, import_methods, print_json, print_table, stoppable
+from ffcil.commands.options import AsJson, Assignments, Device, Imports, Texts, import_methods
+from ffcil.commands.output import print_json, print_table, stoppable
 from ffcil.errors import InputError
 
 if TYPE_CHECKING:
     from ffcil.classifier.classifier import Classifier
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the classifier.")]
-Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set a field for this call, for example evaluate_batch=64."),
-]
 WORST = 5
-"""Number of classes with the lowest accuracy that `ffcil test` names."""
+"""Number of classes that `ffcil test` names, those with the lowest accuracy."""
 
 
 def learn(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="Folder of the classifier; created if it does not exist.")
-    ],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the classifier; created if it is new.")],
     images: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="IMAGES...",
-            help="New classes: a folder with one folder per class, or a .parquet or .csv file. Several of them are "
-            "learned one after another.",
-        ),
+        typer.Argument(metavar="IMAGES...", help="New classes: a folder with one folder per class, .parquet or .csv."),
     ],
-    recipe: Annotated[
-        str | None, typer.Option(help="Recipe of a new classifier: a name or a YAML file (default: own-images).")
-    ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Set a field of the recipe, for example method=moal; later calls can only set weights, memory, train, "
-            "evaluate_batch and checkpoint_seconds. `ffcil fields` lists all fields.",
-        ),
-    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="Recipe of a new classifier (default: own-images).")] = None,
+    assignments: Assignments = None,
     device: Device = None,
     imports: Imports = None,
     as_json: AsJson = False,
 ) -> None:
-    """Teach a classifier any number of new classes. The same command resumes an interrupted one."""
+    """Teach a classifier any number of new classes. The same command resumes an interrupted one.
+
+    Several IMAGES are learned one after another. A new classifier accepts every field with --set; later calls only
+    weights, memory, train, evaluate_batch and checkpoint_seconds.
+    """
     from rich.console import Console
 
     from ffcil.classifier.classifier import MODEL
@@ -86,13 +69,9 @@ def predict(
     model: Model,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Image files, or folders of them.")],
     top: Annotated[int, typer.Option(help="Number of classes per image, most likely first.", min=1)] = 1,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Write a CSV file with the columns image, rank, class and score.")
-    ] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Skip images that cannot be read, and print their names.")
-    ] = False,
-    assignments: Changes = None,
+    out: Annotated[Path | None, typer.Option(help="CSV file with the columns image, rank, class and score.")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Name and skip images that cannot be read.")] = False,
+    assignments: Assignments = None,
     device: Device = None,
     imports: Imports = None,
     as_json: AsJson = False,
@@ -106,19 +85,17 @@ def predict(
         raise InputError(f"There is no folder {out.absolute().parent} for {out.name}: create it, or choose another.")
     with _loaded(model, assignments, device, imports) as classifier:
         guesses = classifier.predict(files, top, skip_bad)
-    rows = [
-        {"image": readable(path), "rank": rank, "class": guess.name, "score": guess.score}
-        for path, of_image in zip(files, guesses, strict=True)
-        for rank, guess in enumerate(of_image, 1)
-    ]
+    rows = []
+    for image, ranked in zip(map(readable, files), guesses, strict=True):
+        if not ranked:
+            print(f"ffcil: {image} cannot be read and is skipped.", file=sys.stderr)
+        for rank, guess in enumerate(ranked, 1):
+            rows.append({"image": image, "rank": rank, "class": guess.name, "score": guess.score})
     if out:
         with out.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, ["image", "rank", "class", "score"])
             writer.writeheader()
             writer.writerows(rows)
-    for path, of_image in zip(files, guesses, strict=True):
-        if not of_image:
-            print(f"ffcil: {readable(path)} cannot be read and is skipped.", file=sys.stderr)
     if as_json:
         print_json(rows)
     elif out is None:
@@ -128,10 +105,8 @@ def predict(
 
 def measure(
     model: Model,
-    images: Annotated[
-        Path, typer.Argument(metavar="IMAGES", help="Labelled images of learned classes, in a form that `learn` reads.")
-    ],
-    assignments: Changes = None,
+    images: Annotated[Path, typer.Argument(metavar="IMAGES", help="Labelled images, in a form that `learn` reads.")],
+    assignments: Assignments = None,
     device: Device = None,
     imports: Imports = None,
     as_json: AsJson = False,
@@ -153,9 +128,7 @@ def measure(
 
 
 @contextmanager
-def _loaded(
-    model: Path, assignments: list[str] | None, device: str | None, imports: list[str] | None
-) -> Iterator[Classifier]:
+def _loaded(model: Path, assignments: Texts, device: str | None, imports: Texts) -> Iterator["Classifier"]:
     """A classifier for as long as it is used: an interrupt, or a lack of memory, ends the command with a sentence."""
     from ffcil.classifier.classifier import Classifier
     from ffcil.config.resolve import parse_assignments

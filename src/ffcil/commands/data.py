@@ -1,29 +1,19 @@
 """`ffcil data`: list, prepare, check and show data sets."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from ffcil.commands.options import AsJson, Data, print_json, print_table, stoppable
+from ffcil.commands.options import AsJson, Data
+from ffcil.commands.output import print_json, print_table, stoppable
 from ffcil.errors import InputError
-
-if TYPE_CHECKING:
-    from ffcil.data.sources import Source
 
 app = typer.Typer(help="List, prepare, check and show data sets.", no_args_is_help=True)
 
-Name = Annotated[
-    str,
-    typer.Argument(help="Name of a data set (`ffcil data list`), or a folder, .parquet or .csv file of your images."),
-]
-ImageSize = Annotated[
-    int | None,
-    typer.Option(help="Side of the network's input in pixels, as a run's image_size (default: the data set's).", min=1),
-]
+Name = Annotated[str, typer.Argument(help="Name of a data set, or a folder, .parquet or .csv file of your images.")]
+ImageSize = Annotated[int | None, typer.Option(help="Side of the input in pixels (default: the data set's).", min=1)]
 
 
 @app.command("list")
@@ -62,30 +52,21 @@ def prepare(
     name: Name,
     data: Data = None,
     image_size: ImageSize = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, in all later runs.")
-    ] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out unreadable images in all runs.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Download a data set if possible, and decode every image once. The same command resumes an interrupted one."""
     from ffcil.data.catalogue import locate_source, prepare_dataset
-    from ffcil.data.decoding import UnreadableImages
 
     source_name, root = locate_source(name, data)
-    try:
-        with stoppable():
-            summary, left_out = prepare_dataset(source_name, root, image_size, skip_bad)
-    except UnreadableImages as error:
-        _print_bad(error.images)
-        raise
+    with stoppable():
+        summary = prepare_dataset(source_name, root, image_size, skip_bad, _warn)
     if as_json:
         print_json(summary)
         return
-    _print_bad(left_out)
-    print(
-        f"{name}: {_counts(summary)} of {summary['classes']} classes, ready for image_size={summary['image_size']}"
-        + (f"; {len(left_out)} left out" if left_out else "")
-    )
+    skipped = f"; {len(summary['left_out'])} left out" if summary["left_out"] else ""
+    ready = f"ready for image_size={summary['image_size']}{skipped}"
+    print(f"{name}: {_counts(summary)} of {summary['classes']} classes, {ready}")
     _print_untested(summary["without_test_images"])
 
 
@@ -101,7 +82,7 @@ def check(name: Name, data: Data = None, image_size: ImageSize = None, as_json: 
     if as_json:
         print_json(found)
         return
-    print(f"{name}: {_compared_counts(source, found)}")
+    print(f"{name}: {_compared_counts(source.counts, found)}")
     if source.list_images is not None:
         left_out = f"{len(found['left_out'])} left out" if found["left_out"] else "all of them intact"
         print(f"{found['images_read']:,} images read, {left_out}")
@@ -115,14 +96,14 @@ def _counts(found: dict[str, Any]) -> str:
     return f"{found['train_images']:,} training and {found['test_images']:,} test images"
 
 
-def _compared_counts(source: Source, found: dict[str, Any]) -> str:
+def _compared_counts(published: tuple[int | None, int | None] | None, found: dict[str, Any]) -> str:
     """Numbers of images, "as published" if they were compared and no image is left out."""
-    if source.counts is None or found.get("left_out"):
+    if published is None or found.get("left_out"):
         return _counts(found)
-    if None not in source.counts:
+    if None not in published:
         return f"{_counts(found)} as published"
     train, test = f"{found['train_images']:,} training images", f"{found['test_images']:,} test images"
-    known, other = (test, train) if source.counts[0] is None else (train, test)
+    known, other = (test, train) if published[0] is None else (train, test)
     return f"{known} as published and {other} (not compared: no number is published, or publications disagree)"
 
 
@@ -131,12 +112,8 @@ def show(
     name: Name,
     data: Data = None,
     image_size: ImageSize = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="PNG file of the contact sheet (default: NAME.png).")
-    ] = None,
-    class_name: Annotated[
-        str | None, typer.Option("--class", help="Show many images of this class instead of a few of several classes.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="PNG file of the contact sheet (default: NAME.png).")] = None,
+    class_name: Annotated[str | None, typer.Option("--class", help="Show many images of only this class.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the number of images per class, the imbalance, and a contact sheet of training images."""
@@ -145,7 +122,9 @@ def show(
     from ffcil.data.sources import load_dataset
 
     source_name, root = locate_source(name, data)
-    out = out or _default_sheet(root.resolve() if name != source_name and root else Path(source_name))
+    if out is None:
+        place = root.resolve() if name != source_name and root else Path(source_name)
+        out = Path(f"{place.stem if place.is_file() else place.name}.png")
     if out.suffix.lower() != ".png" or out.is_dir():
         raise InputError(f"--out {out} is not a PNG file: give a name that ends in .png.")
     images = load_dataset(source_name, root, image_size)
@@ -158,11 +137,7 @@ def show(
         print_json({**about, "sheet": str(out)})
         return
     _print_classes(name, about)
-    print(f"wrote {out}", file=sys.stderr)
-
-
-def _default_sheet(source: Path) -> Path:
-    return Path(f"{source.stem if source.is_file() else source.name}.png")
+    _warn(f"wrote {out}")
 
 
 def _print_classes(name: str, about: dict[str, Any]) -> None:
@@ -186,8 +161,3 @@ def _print_untested(names: list[str]) -> None:
 
 def _warn(text: str) -> None:
     print(text, file=sys.stderr)
-
-
-def _print_bad(images: Any) -> None:
-    for image in images:
-        _warn(f"{image.name}: {image.reason}")

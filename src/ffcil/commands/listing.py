@@ -1,20 +1,21 @@
 """`ffcil methods` and `ffcil fields`: the methods and the fields of a configuration."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any
 
-from ffcil.commands.options import AsJson, Imports, import_methods, print_json, print_table
+from ffcil.commands.options import AsJson, Imports, import_methods
+from ffcil.commands.output import print_json, print_table
 
 
 def methods(as_json: AsJson = False, imports: Imports = None) -> None:
     """List the methods and their own fields."""
     from rich.table import Table
 
+    from ffcil.methods import METHODS
+
     import_methods(imports)
-    rows = _describe_methods()
+    rows = [{"name": name, **_describe(method)} for name, method in sorted(METHODS.items())]
     if as_json:
         print_json(rows)
         return
@@ -25,25 +26,17 @@ def methods(as_json: AsJson = False, imports: Imports = None) -> None:
     print_table(table)
 
 
-def _describe_methods() -> list[dict[str, Any]]:
-    from ffcil.methods import METHODS
-
-    return [
-        {
-            "name": name,
-            "title": method.title,
-            "about": (sys.modules[method.__module__].__doc__ or "").strip().split("\n\n")[0].replace("\n", " "),
-            "paper": method.paper or None,
-            "classifiers": list(method.classifiers),
-            "uses_memory": method.uses_memory,
-            "alignment": method.own_alignment,
-            "options": {
-                field: {"default": info.default, "about": info.description or ""}
-                for field, info in method.Config.model_fields.items()
-            },
-        }
-        for name, method in sorted(METHODS.items())
-    ]
+def _describe(method: Any) -> dict[str, Any]:
+    fields = method.Config.model_fields.items()
+    return {
+        "title": method.title,
+        "about": (sys.modules[method.__module__].__doc__ or "").strip().split("\n\n")[0].replace("\n", " "),
+        "paper": method.paper or None,
+        "classifiers": list(method.classifiers),
+        "uses_memory": method.uses_memory,
+        "alignment": method.own_alignment,
+        "options": {name: {"default": info.default, "about": info.description or ""} for name, info in fields},
+    }
 
 
 def fields(as_json: AsJson = False) -> None:

@@ -3,16 +3,14 @@
 This module needs only `packaging` and the standard library, so that it works if any other package is missing.
 """
 
-from __future__ import annotations
-
 import importlib
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from packaging.requirements import Requirement
+MODULES = {"pillow": "PIL", "pyyaml": "yaml"}
+"""Modules that have another name than their package."""
 
 
 @dataclass(frozen=True)
@@ -22,20 +20,15 @@ class Package:
     name: str
     version: str | None = None
     """Installed version; None if the package is not installed."""
-    extra: str | None = None
-    """Extra of ffcil that the package belongs to; None if the package is required."""
-    problem: str | None = None
-    """Why the package cannot be used; None if it can be."""
-    remedy: str = ""
-    """Command that installs the package."""
-    module: str = ""
-    """Name by which the package is imported."""
-    missing_module: str | None = None
-    """Module that was not found when the package was imported."""
+    extra: str = ""
+    """Extra of ffcil that the package belongs to; empty if the package is required."""
+    advice: str = ""
+    """Why the package cannot be used, and the command that corrects it; empty if it can be used."""
 
     @property
-    def advice(self) -> str:
-        return f"{self.name} {self.problem}: {self.remedy}"
+    def module(self) -> str:
+        """Name by which the package is imported."""
+        return MODULES.get(self.name, self.name.replace("-", "_"))
 
 
 def check_packages() -> list[Package]:
@@ -43,60 +36,47 @@ def check_packages() -> list[Package]:
     try:
         from packaging.requirements import Requirement
     except ImportError:
-        return [Package("packaging", problem="is not installed", remedy="pip install packaging")]
+        return [Package("packaging", advice="packaging is not installed: pip install packaging")]
     try:
         about = metadata.metadata("ffcil")
     except metadata.PackageNotFoundError:
-        return [Package("ffcil", problem="is not installed, only found as source code", remedy="pip install -e .")]
-    extras = about.get_all("Provides-Extra", [])
-    modules = metadata.packages_distributions()
+        return [Package("ffcil", advice="ffcil is not installed, only found as source code: pip install -e .")]
+    extras = ["", *about.get_all("Provides-Extra", [])]
     packages = []
     for requirement in map(Requirement, about.get_all("Requires-Dist", [])):
         marker = requirement.marker
-        if marker is None or marker.evaluate({"extra": ""}):
-            packages.append(_imported(_installed(requirement), modules))
-        elif extra := next((extra for extra in extras if marker.evaluate({"extra": extra})), None):
-            packages.append(_installed(requirement, extra))
-    # A package that fails only because another one does is not a problem of its own.
-    unusable = {package.module for package in packages if package.problem}
-    return [
-        replace(package, problem=None) if package.missing_module in unusable - {package.module} else package
-        for package in packages
-    ]
+        applies = [extra for extra in extras if marker is None or marker.evaluate({"extra": extra})]
+        packages += [_installed(requirement, extra) for extra in applies[:1]]
+    required = {package.module for package in packages if not package.extra}
+    return [package if package.extra or package.advice else _imported(package, required) for package in packages]
 
 
 def missing_packages() -> list[Package]:
     """The required packages that cannot be used."""
-    return [package for package in check_packages() if package.problem and package.extra is None]
+    return [package for package in check_packages() if package.advice and not package.extra]
 
 
-def _installed(requirement: Requirement, extra: str | None = None) -> Package:
+def _installed(requirement: Any, extra: str) -> Package:
     """Compare the installed version of a package with the required one."""
     name, needed = requirement.name, requirement.specifier
-    remedy = f"pip install '{f'ffcil[{extra}]' if extra else f'{name}{needed}'}'"
+    remedy = f"pip install 'ffcil[{extra}]'" if extra else f"pip install '{name}{needed}'"
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return Package(name, None, extra, "is not installed", remedy, module=name)
-    fits = needed.contains(version, prereleases=True)
-    return Package(name, version, extra, None if fits else f"{version} is installed, but ffcil needs {needed}", remedy)
+        return Package(name, None, extra, f"{name} is not installed: {remedy}")
+    if needed.contains(version, prereleases=True):
+        return Package(name, version, extra)
+    return Package(name, version, extra, f"{name} {version} is installed, but ffcil needs {needed}: {remedy}")
 
 
-def _imported(package: Package, modules: Mapping[str, list[str]]) -> Package:
-    """Import a package that is installed."""
-    from packaging.utils import canonicalize_name
-
-    if package.problem:
-        return package
-    name = canonicalize_name(package.name)
-    own = [module for module, names in modules.items() if name in map(canonicalize_name, names)]
-    # A package may have several modules: the one of its own name comes first, then public ones.
-    module = min(own, key=lambda module: (canonicalize_name(module) != name, module.startswith("_")), default=name)
+def _imported(package: Package, required: Collection[str]) -> Package:
+    """Import a package. If it only lacks another required one, that one has the problem."""
+    name = package.name
     try:
-        importlib.import_module(module)
+        importlib.import_module(package.module)
     except Exception as error:  # A broken installation can raise anything.
-        missing = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else None
-        problem = f"{package.version} cannot be imported ({type(error).__name__}: {error})"
-        remedy = f"pip install --force-reinstall {package.name}"
-        return replace(package, problem=problem, remedy=remedy, module=module, missing_module=missing)
+        if isinstance(error, ModuleNotFoundError) and error.name != package.module and error.name in required:
+            return package
+        problem = f"{name} {package.version} cannot be imported ({type(error).__name__}: {error})"
+        return replace(package, advice=f"{problem}: pip install --force-reinstall {name}")
     return package

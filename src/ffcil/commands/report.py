@@ -1,6 +1,4 @@
-"""`ffcil report` and `ffcil compare`: tables, figures and pages from the folders of runs."""
-
-from __future__ import annotations
+"""`ffcil report`, `ffcil compare` and `ffcil publish`: what is made from the folders of runs."""
 
 import shlex
 import sys
@@ -9,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from ffcil.commands.options import AsJson, print_json
+from ffcil.commands.options import AsJson
+from ffcil.commands.output import print_json
 from ffcil.errors import InputError
 
 
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run, or one that contains runs.")],
-    out: Annotated[Path | None, typer.Option("--out", help="Folder of the report (default: DIR/report).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the report (default: DIR/report).")] = None,
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
 ) -> None:
     """Write tables, figures and a page from the runs in a folder. Nothing is trained; unfinished runs are named."""
@@ -67,3 +66,17 @@ def compare(
     console.out(f"A: {a}\nB: {b}\n", highlight=False)
     for part in differences_tables(found):
         console.print(part)
+
+
+def publish(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
+    to: Annotated[Path, typer.Option(help="Folder of the published files, for example results/NAME.")],
+) -> None:
+    """Write one JSON file per finished run: configuration, environment, records and confusion counts.
+
+    `ffcil report` and `ffcil compare` read these files like the folders of runs.
+    """
+    from ffcil.runs.published import publish as publish_run
+
+    for run in runs:
+        print(publish_run(run, to))

@@ -1,7 +1,5 @@
 """`ffcil run`: one configuration."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,26 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from ffcil.commands.options import (
-    AsJson,
-    Assignments,
-    Data,
-    Device,
-    Imports,
-    Logs,
-    import_methods,
-    listed,
-    print_json,
-    stoppable,
-)
+from ffcil.commands.options import AsJson, Assignments, Data, Device, Imports, Logs, import_methods, listed
+from ffcil.commands.output import print_json, stoppable
 
 
 def run(
-    recipe: Annotated[
-        str, typer.Argument(help="Name of a recipe (glyphs, cifar100), or a file: YAML, or one of PyCIL or PILOT.")
-    ],
+    recipe: Annotated[str, typer.Argument(help="Name of a recipe, or a file: YAML, or one of PyCIL or PILOT.")],
     assignments: Assignments = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder of the run (default: runs/NAME-HASH).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run (default: runs/NAME-HASH).")] = None,
     data: Data = None,
     device: Device = None,
     threads: Annotated[int | None, typer.Option(help="Number of CPU threads (default: all cores).", min=1)] = None,

@@ -1,14 +1,13 @@
 """`ffcil study` and `ffcil demo`: many runs from one command."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ffcil.commands.options import Assignments, Device, Imports, Logs, import_methods, listed, stoppable
+from ffcil.commands.options import Assignments, Device, Imports, Logs, Texts, import_methods, listed
+from ffcil.commands.output import stoppable
 from ffcil.errors import InputError
 
 
@@ -17,47 +16,28 @@ def study(
         str,
         typer.Argument(help="A YAML file, table-main, table-ablation, figure-alpha, figure-order or figure-overhead."),
     ],
-    dataset: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Recipes of runs, such as cifar100,glyphs: only the parts of the study that use them; "
-            "a recipe that no part uses replaces all others."
-        ),
-    ] = None,
-    methods: Annotated[
-        list[str] | None,
-        typer.Option(help="Run only these methods, for example icarl,der; a method that the study lacks is added."),
-    ] = None,
+    dataset: Annotated[Texts, typer.Option(help="Run only these recipes, also others than the study's.")] = None,
+    methods: Annotated[Texts, typer.Option(help="Run only these methods, also others than the study's.")] = None,
     seeds: Annotated[str | None, typer.Option(help="5 (0 to 4), 2-4, or 0,3 (default: the study's seeds).")] = None,
     assignments: Assignments = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder of the study (default: studies/NAME).")] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option("--data", metavar="[RECIPE=]PATH", help="Files of the data set of one recipe, or of all."),
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the study (default: studies/NAME).")] = None,
+    data: Annotated[Texts, typer.Option(metavar="[RECIPE=]PATH", help="Data set of one recipe, or of all.")] = None,
     device: Device = None,
     executor: Annotated[str, typer.Option(help="local (processes on this machine), ray or slurm.")] = "local",
     jobs: Annotated[str, typer.Option(help="Number of runs at a time, or auto.")] = "auto",
-    per_gpu: Annotated[
-        int | None,
-        typer.Option("--per-gpu", min=1, help="Number of runs that share a GPU (default: 8 with MPS, else 1)."),
-    ] = None,
-    address: Annotated[
-        str | None, typer.Option(help="Address of a Ray cluster, or auto to find it (default: start one here).")
-    ] = None,
-    slurm: Annotated[
-        list[str] | None,
-        typer.Option("--slurm", metavar="KEY=VALUE", help="Parameter of submitit, for example slurm_partition=gpu."),
-    ] = None,
+    per_gpu: Annotated[int | None, typer.Option(min=1, help="Runs per GPU (default: 8 with MPS, else 1).")] = None,
+    address: Annotated[str | None, typer.Option(help="Address of a Ray cluster, or auto (default: start one).")] = None,
+    slurm: Annotated[Texts, typer.Option(metavar="KEY=VALUE", help="Parameter of submitit: timeout_min=600.")] = None,
     logs: Logs = None,
     imports: Imports = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs, estimate their time, and stop.")] = False,
 ) -> None:
     """Run a grid of methods, settings and seeds. The same command resumes an interrupted study."""
-    at_a_time, seed_list, slurm_parameters = _parse_jobs(jobs), _parse_seeds(seeds), _parse_pairs(slurm)
+    at_a_time, numbers, slurm_parameters = _parse_jobs(jobs), _parse_seeds(seeds), _parse_pairs(slurm)
+    recipes, names = listed(dataset), listed(methods)
+    changes, paths = assignments or [], data or []
     from ffcil.runs.loggers import check_logs
-    from ffcil.studies.execution import run_study
-    from ffcil.studies.executors.choice import make_executor
+    from ffcil.studies.execution import make_executor, run_study
     from ffcil.studies.plan import Plan, default_out, print_plan
     from ffcil.studies.study import load_study, narrow
 
@@ -66,38 +46,29 @@ def study(
     # Absolute paths without duplicates: a continued study may already list a file that is given again.
     files = list(dict.fromkeys((*grid.imports, *map(os.path.abspath, imports or []))))
     import_methods(files)
-    grid = narrow(
-        grid,
-        datasets=listed(dataset),
-        methods=listed(methods),
-        seeds=seed_list,
-        assignments=assignments or [],
-        data=data or [],
-        imports=files,
-    )
+    grid = narrow(grid, datasets=recipes, methods=names, seeds=numbers, assignments=changes, data=paths, imports=files)
     if grid.alone and at_a_time not in (None, 1):
         raise InputError("This study measures time, so its runs are executed one after another: leave --jobs out.")
-    plan = Plan.make(grid, out or default_out(recipe, listed(dataset)), device, listed(logs))
+    plan = Plan.make(grid, out or default_out(recipe, recipes), device, listed(logs))
     slots, queued = 1 if grid.alone else at_a_time, len(plan.queued)
-    chosen = make_executor(executor, device, slots, per_gpu, address=address, slurm=slurm_parameters, runs=queued)
+    chosen = make_executor(executor, device, slots, per_gpu, address, slurm_parameters, queued)
     if dry_run:
         print_plan(plan, chosen)
         return
     with stoppable():
-        complete = run_study(plan, chosen)
-    if not complete:
-        raise typer.Exit(1)
+        if not run_study(plan, chosen):
+            raise typer.Exit(1)
 
 
 def demo(
     method: Annotated[str, typer.Option(help="Name of a method; `ffcil methods` lists them.")] = "icarl",
     seeds: Annotated[int, typer.Option(help="Number of seeds per setting.", min=1)] = 2,
-    out: Annotated[Path, typer.Option("--out", help="Folder of the runs and of report.html.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Folder of the runs and of report.html.")] = Path("demo"),
     assignments: Assignments = None,
     jobs: Annotated[int | None, typer.Option(help="Number of runs at a time (default: one per core).", min=1)] = None,
 ) -> None:
     """Run the settings Equ.T, FF.org and FF.ours on the embedded data set; print a table and write a page."""
-    from ffcil.studies.demo import run_demo
+    from ffcil.studies.execution import run_demo
 
     with stoppable():
         run_demo(method, seeds, out, assignments or [], jobs)
@@ -130,7 +101,7 @@ def _parse_seeds(text: str | None) -> list[int]:
     return seeds
 
 
-def _parse_pairs(texts: list[str] | None) -> dict[str, str | int]:
+def _parse_pairs(texts: Texts) -> dict[str, str | int]:
     pairs: dict[str, str | int] = {}
     for text in texts or []:
         key, equals, value = text.partition("=")

@@ -5,8 +5,6 @@ hyper-parameters in its code, come from the recipe of the same data set. `left_o
 translated.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -39,9 +37,8 @@ _DATASETS = {
 _VIT_RECIPES = {setting.recipe for setting in _DATASETS.values()} - {"cifar100", "imagenet100"}
 _WITHOUT_MEMORY = ("ewc", "finetune", "lwf")
 _CONVENTIONAL = (*_WITHOUT_MEMORY, "bic", "der", "icarl", "memo", "replay", "tagfex", "wa")
-_PRETRAINED = {
-    "aper_adapter": "aper",
-    **{name: name for name in ("ease", "fecam", "mos", "ranpac", "simplecil", "tuna")},
+_PRETRAINED = {name: name for name in ("ease", "fecam", "mos", "ranpac", "simplecil", "tuna")} | {
+    "aper_adapter": "aper"
 }
 _BACKBONES = {f"{prefix}{name}": name for name in ("resnet32", "resnet18") for prefix in ("", "memo_")}
 _VITS = {"": "vit_base_patch16_224.augreg_in21k_ft_in1k", "_in21k": "vit_base_patch16_224.augreg_in21k"}
@@ -129,14 +126,14 @@ def translate(
             f"{', '.join(sorted(_DATASETS))}."
         )
     setting, method = _DATASETS[name], _method(content, what)
-    _check_network(content, setting, method, what)
+    backbone = _network(content, setting, method, what)
     seed = _seeds(content, what)[0]
     fields: dict[str, Any] = {
         "method": method,
         "arrivals": _arrivals(_sizes(content, setting.classes, what), overrides),
         "class_seed": seed if content.get("shuffle", True) else None,
         "train_seed": seed,
-        "backbone": _network(content, setting),
+        "backbone": backbone,
         **_memory(content, method, what),
     }
     if setting.dataset:
@@ -181,11 +178,9 @@ def left_out(content: Mapping[str, Any], what: str) -> list[str]:
         known |= {"init_milestones", "init_lr_decay"}
     if method == "simplecil":  # nothing is trained
         known |= {"min_lr"}
-    found = [f"seed {', '.join(map(str, seeds[1:]))}"] if len(seeds) > 1 else []
-    return [
-        *found,
-        *(f"{key} {value}" for key, value in content.items() if key not in known and here.get(key, ...) != value),
-    ]
+    further = [f"seed {', '.join(map(str, seeds[1:]))}"] if len(seeds) > 1 else []
+    ignored = {key: value for key, value in content.items() if key not in known and here.get(key, ...) != value}
+    return further + [f"{key} {value}" for key, value in ignored.items()]
 
 
 def _method(content: Mapping[str, Any], what: str) -> str:
@@ -198,15 +193,20 @@ def _method(content: Mapping[str, Any], what: str) -> str:
     return _PRETRAINED.get(name, name)
 
 
-def _check_network(content: Mapping[str, Any], setting: _Setting, method: str, what: str) -> None:
-    name, pretrained = _network_name(content), method in _PRETRAINED.values()
-    fits = _VIT_NAME.fullmatch(name) if pretrained else name in _BACKBONES
-    if not fits:
+def _network(content: Mapping[str, Any], setting: _Setting, method: str, what: str) -> str:
+    """Name of the backbone in ffcil."""
+    name = str(content.get("convnet_type") or content.get("backbone_type") or "").lower()
+    pretrained, vit = method in _PRETRAINED.values(), _VIT_NAME.fullmatch(name)
+    if not (vit if pretrained else name in _BACKBONES):
         kind = "a ViT-B/16 (PILOT's names)" if pretrained else ", ".join(sorted(_BACKBONES))
         raise InputError(f"{what} uses {method!r} with the network {name!r}, which ffcil does not support: use {kind}.")
     if pretrained != (setting.recipe in _VIT_RECIPES):
         other = "cifar224" if pretrained else "cifar100 or imagenet100"
         raise InputError(f"{what} uses {method!r} with images of the wrong size for its network: use {other}.")
+    if vit:
+        return _VITS[vit[1] or ""]
+    large = setting.recipe == "imagenet100" and _BACKBONES[name] == "resnet18"
+    return "resnet18-imagenet" if large else _BACKBONES[name]
 
 
 def _memory(content: Mapping[str, Any], method: str, what: str) -> dict[str, Any]:
@@ -221,25 +221,11 @@ def _memory(content: Mapping[str, Any], method: str, what: str) -> dict[str, Any
     return {"memory": {field: count}}
 
 
-def _network_name(content: Mapping[str, Any]) -> str:
-    return str(content.get("convnet_type") or content.get("backbone_type") or "").lower()
-
-
-def _network(content: Mapping[str, Any], setting: _Setting) -> str:
-    name = _network_name(content)
-    if vit := _VIT_NAME.fullmatch(name):
-        return _VITS[vit[1] or ""]
-    large = setting.recipe == "imagenet100" and _BACKBONES[name] == "resnet18"
-    return "resnet18-imagenet" if large else _BACKBONES[name]
-
-
 def _sizes(content: Mapping[str, Any], classes: int, what: str) -> list[int]:
     """Step sizes like those of PyCIL's data manager: the first step, equal steps, and the rest."""
     first, increment = content.get("init_cls"), content.get("increment")
     if not (isinstance(first, int) and isinstance(increment, int) and 0 < first <= classes and increment > 0):
-        raise InputError(
-            f"{what} has init_cls {first!r} and increment {increment!r}: give whole numbers of 1 to {classes}."
-        )
+        raise InputError(f"{what} has init_cls {first!r} and increment {increment!r}: give numbers of 1 to {classes}.")
     full, rest = divmod(classes - first, increment)
     return [first, *[increment] * full, *([rest] if rest else [])]
 

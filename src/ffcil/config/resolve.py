@@ -1,7 +1,5 @@
 """Recipes, overrides, and the configuration that they resolve to."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -35,9 +33,7 @@ def load_recipe(name: str) -> dict[str, Any]:
     path = Path(name)
     if path.suffix in RECIPE_FILES:
         if not path.is_file():
-            raise InputError(
-                f"There is no recipe file {name!r}: give an existing file or one of: {', '.join(recipe_names())}."
-            )
+            raise InputError(f"There is no recipe file {name!r}: give a file or one of: {', '.join(recipe_names())}.")
         text = path.read_bytes().decode("utf-8", errors="replace")
     elif name in recipe_names():
         text = (resources.files("ffcil.config.recipes") / f"{name}.yaml").read_text(encoding="utf-8")
@@ -79,9 +75,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
         for parent in parents:
             place = place.setdefault(parent, {})
             if not isinstance(place, dict):
-                raise InputError(
-                    f"--set {assignment!r} contradicts another --set, which gives {parent!r} a plain value: drop one."
-                )
+                raise InputError(f"--set {assignment!r} contradicts the --set that gives {parent!r} a value: drop one.")
         place[leaf] = value
     return nested
 
@@ -140,15 +134,13 @@ def _check_arrivals(arrivals: Any) -> None:
     if not isinstance(arrivals, Mapping) or arrivals.get("kind") is None:
         raise InputError(f"arrivals needs a kind: one of {', '.join(ARRIVALS)}.")
     kind = arrivals["kind"]
-    fields = _kind_of_arrivals(kind).model_fields
+    model = _kind_of_arrivals(kind)
     for key in arrivals:
-        if key not in fields:
-            others = [name for name, model in ARRIVALS.items() if key in model.model_fields]
-            if others:
-                raise InputError(
-                    f"arrivals.{key} does not apply to kind {kind!r}: set arrivals.kind={others[0]}, or drop it."
-                )
-            raise unknown("field", f"arrivals.{key}", [f"arrivals.{name}" for name in fields])
+        others = [name for name, other in ARRIVALS.items() if key in other.model_fields]
+        if others and key not in model.model_fields:
+            remedy = f"set arrivals.kind={others[0]}, or drop it"
+            raise InputError(f"arrivals.{key} does not apply to kind {kind!r}: {remedy}.")
+    check_names(arrivals, model, "arrivals.")
 
 
 def build_config(settings: Mapping[str, Any]) -> RunConfig:

@@ -1,7 +1,5 @@
 """The typed configuration of a run. It does not import torch, so that errors are reported without delay."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping
@@ -33,9 +31,7 @@ class DrawnArrivals(Settings):
     def _classes(self, available: int) -> int:
         classes = self.classes or available
         if classes > available:
-            raise InputError(
-                f"arrivals.classes is {classes}, but the data set has {available}: lower it, or set it to null."
-            )
+            raise InputError(f"arrivals.classes is {classes}, but the data set has {available}: lower it, or use null.")
         return classes
 
 
@@ -101,13 +97,8 @@ class TraceArrivals(Settings):
         return from_trace(self.trace, self.window)
 
 
-ArrivalsSettings = Annotated[
-    EqualArrivals | HalfArrivals | FreeFlowArrivals | GivenArrivals | TraceArrivals, Field(discriminator="kind")
-]
-ARRIVALS: dict[str, type[Settings]] = {
-    get_args(kind.model_fields["kind"].annotation)[0]: kind
-    for kind in (EqualArrivals, HalfArrivals, FreeFlowArrivals, GivenArrivals, TraceArrivals)
-}
+AnyArrivals = EqualArrivals | HalfArrivals | FreeFlowArrivals | GivenArrivals | TraceArrivals
+ARRIVALS: dict[str, type[Settings]] = {kind.model_fields["kind"].default: kind for kind in get_args(AnyArrivals)}
 
 
 class Phase(Settings):
@@ -126,7 +117,7 @@ class Phase(Settings):
     weight_decay: float = Field(5e-4, ge=0)
     """Weight decay of all trained parameters."""
 
-    def scaled(self, factor: float) -> Phase:
+    def scaled(self, factor: float) -> Self:
         """The same settings with epochs and milestones multiplied by `factor` (at least one epoch)."""
         epochs, *milestones = (max(1, round(epoch * factor)) for epoch in (self.epochs, *self.milestones))
         return self.model_copy(update={"epochs": epochs, "milestones": tuple(milestones)})
@@ -154,7 +145,7 @@ class TrainSettings(Settings):
     later: Phase
     """Optimisation of all later steps."""
 
-    def scaled(self) -> TrainSettings:
+    def scaled(self) -> Self:
         """The same settings with `epochs_scale` applied."""
         first, later = (phase.scaled(self.epochs_scale) for phase in (self.first, self.later))
         return self.model_copy(update={"epochs_scale": 1.0, "first": first, "later": later})
@@ -225,7 +216,7 @@ class RunConfig(Settings):
     centre_weight: float = Field(0.0, ge=0)
     """Weight of the centre loss, paper eq. (8), for methods with a nearest-mean classifier. Eq. (9) uses 1; 0 disables
     it."""
-    arrivals: ArrivalsSettings
+    arrivals: AnyArrivals = Field(discriminator="kind")
     class_seed: Seed | None = 0
     """Seed of the class permutation; null for the order of the data set."""
     arrival_seed: Seed = 0

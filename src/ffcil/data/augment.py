@@ -1,10 +1,8 @@
 """Augmentation of whole batches on the device: crop, flip, brightness, AutoAugment, Cutout and normalisation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -72,7 +70,7 @@ class Augmentation:
         if self.cutout < 0:
             raise ValueError(f"cutout must be 0 or more, not {self.cutout}")
 
-    def without_randomness(self) -> Augmentation:
+    def without_randomness(self) -> Self:
         """The same transform without random changes: training images are treated like test images."""
         crop = self.crop and replace(self.crop, random=False)
         return replace(self, padding=0, flip=False, brightness=0.0, auto=False, crop=crop)
@@ -101,8 +99,7 @@ class Augmentation:
         )
 
     def train(self, images: Images, rows: Tensor, draws: Draws) -> Tensor:
-        """Augment the images `rows` (int64, [B]) of the store `images`: float32, [B, 3, H, W]. All tensors are on one
-        device."""
+        """Augment the images `rows` (int64, [B]) of a store on the same device: float32, [B, 3, H, W]."""
         if self.crop is not None:
             if not (self.brightness or self.auto):
                 return self.crop.train(images, rows, draws.box, draws.flip, self._normalise)
@@ -184,7 +181,4 @@ def _scale_and_shift(mean: tuple[float, ...], std: tuple[float, ...], device: to
     """(pixel / 255 - mean) / std = pixel * scale + shift; both [3, 1, 1]."""
     means, stds = torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
     scale, shift = 1 / (255 * stds), -means / stds
-    return (
-        scale.to(device, torch.float32).view(-1, 1, 1),
-        shift.to(device, torch.float32).view(-1, 1, 1),
-    )
+    return scale.to(device, torch.float32).view(-1, 1, 1), shift.to(device, torch.float32).view(-1, 1, 1)

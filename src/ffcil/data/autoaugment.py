@@ -8,8 +8,6 @@ There is no loop over images and no branch on data, so the code can be part of a
 through every stage, with parameters that change nothing if the stage is not part of its operation.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from typing import Literal, NamedTuple
@@ -76,8 +74,7 @@ def draw_operations(policy: Policy, n: int, generator: torch.Generator) -> Tenso
 
 
 def auto_augment(pixels: Tensor, policy: Policy, operations: Tensor) -> Tensor:
-    """Apply two operations (int64 [B, 2], from `draw_operations`) to each image (float32 [B, 3, H, W]); images and
-    result are integers in 0 .. 255."""
+    """Apply two operations (from `draw_operations`) to each image (float32 [B, 3, H, W], integers in 0 .. 255)."""
     tables = _tables(policy, pixels.shape[2], pixels.shape[3], pixels.device)
     first, second = operations.unbind(1)
     # An operation either recolours or moves the pixels of an image. Both steps can therefore share one move, between
@@ -100,8 +97,7 @@ class _Tables(NamedTuple):
     curves: Tensor
     """New value of each grey level before truncation to an integer in 0 .. 255, [E, 256]."""
     own_curve: Tensor
-    """Whether the curve depends on the image: on its extremes (autocontrast), on its histogram (equalize), bool [E,
-    2]."""
+    """Whether the curve depends on the image's extremes (autocontrast), on its histogram (equalize), bool [E, 2]."""
     shares: Tensor
     """Weights, [E, 4]: of the mean brightness in the curve (contrast); then, in the blend, of the image, of the grey
     image (colour) and of the smoothed image (sharpness)."""
@@ -235,8 +231,7 @@ def _image_curves(
 ) -> Tensor:
     """New value of each grey level of each channel of each image, [B, 3, 256].
 
-    `levels` are the pixels as int64 [B, 3, H * W], `grey` the grey images [B, 1, H, W], and `of_mean` is the weight of
-    the mean brightness [B, 1]."""
+    `levels` are the pixels as int64 [B, 3, H * W], `of_mean` is the weight of the mean brightness [B, 1]."""
     # The sum is exact up to 256 x 256 pixels; in larger images, rounding may change a grey level. The divisor is a
     # tensor because CUDA would multiply by the rounded inverse of a Python number.
     total = grey.sum((2, 3))  # [B, 1]

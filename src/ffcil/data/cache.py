@@ -1,38 +1,21 @@
 """The cache folder: decoded or drawn images are stored once and memory-mapped afterwards."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 from filelock import FileLock
-from numpy.typing import NDArray
 from platformdirs import user_cache_path
 
 from ffcil.errors import InputError
-
-Arrays = Mapping[str, NDArray[np.generic]]
 
 
 def cache_folder() -> Path:
     """`$FFCIL_CACHE`, or else the user's cache folder (on Linux `$XDG_CACHE_HOME/ffcil` or `~/.cache/ffcil`)."""
     variable = os.environ.get("FFCIL_CACHE")
     return Path(variable).expanduser() if variable else user_cache_path("ffcil", appauthor=False)
-
-
-def cached_arrays(key: str, make: Callable[[], Arrays]) -> dict[str, NDArray[np.generic]]:
-    """The arrays of `make()`, which is called at most once per `key`; they are memory-mapped (copy on write)."""
-
-    def write(folder: Path) -> None:
-        for name, array in make().items():
-            np.save(folder / f"{name}.npy", array)
-
-    folder = cached_folder(key, write)
-    return {path.stem: np.load(path, mmap_mode="c") for path in sorted(folder.glob("*.npy"))}
 
 
 def cached_folder(key: str, make: Callable[[Path], None]) -> Path:

@@ -1,8 +1,6 @@
 """The data sets that ffcil knows: facts about each, preparing one, and checking its files."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +14,21 @@ from ffcil.data.sources import SOURCES, Source, find_source, form_of, load_datas
 from ffcil.data.store import BadImage, open_store, verify_store
 from ffcil.errors import InputError
 
+FACTS = ("about", "origin", "licence", "gigabytes", "classes", "image_size")
 Report = Callable[[str], None]
-"""Receives a line about an image or a file."""
+"""Function that receives a line about an image or a file."""
 
 
 def describe_sources(data: Path | None = None) -> list[dict[str, Any]]:
     """Facts about every data set, and whether its files are in `data` or the data folder."""
-    return [
-        {
-            "name": name,
-            "about": source.about,
-            "origin": source.origin,
-            "licence": source.licence,
-            "gigabytes": source.gigabytes,
-            "classes": source.classes,
-            "train_images": source.counts and source.counts[0],
-            "test_images": source.counts and source.counts[1],
-            "image_size": source.image_size,
-            "found": (problem := source.find(data)) is None,
-            "missing": problem,
-        }
-        for name, source in SOURCES.items()
-    ]
+    rows = []
+    for name, source in SOURCES.items():
+        facts = {fact: getattr(source, fact) for fact in FACTS}
+        train, test = source.counts or (None, None)
+        problem = source.find(data)
+        counts = {"train_images": train, "test_images": test}
+        rows.append({"name": name, **facts, **counts, "found": problem is None, "missing": problem})
+    return rows
 
 
 def locate_source(name: str, data: Path | None) -> tuple[str, Path | None]:
@@ -56,13 +47,17 @@ def locate_source(name: str, data: Path | None) -> tuple[str, Path | None]:
 
 
 def prepare_dataset(
-    name: str, root: Path | None, image_size: int | None, skip_bad: bool
-) -> tuple[dict[str, Any], Sequence[BadImage]]:
-    """Download and decode a data set. Return a summary, and the images that were left out."""
+    name: str, root: Path | None, image_size: int | None, skip_bad: bool, report: Report
+) -> dict[str, Any]:
+    """Download and decode a data set. Report unreadable images, and return a summary."""
     source = find_source(name)
     if skip_bad and source.list_images is None:
         raise InputError(f"Data set {name!r} has no image files that could be unreadable: leave --skip-bad out.")
-    data = load_dataset(name, root, image_size, skip_bad)
+    try:
+        data = load_dataset(name, root, image_size, skip_bad)
+    except UnreadableImages as error:
+        _report_bad(error.images, report)
+        raise
     size = stored_size(source, image_size)
     summary: dict[str, Any] = {
         "name": name,
@@ -73,13 +68,12 @@ def prepare_dataset(
         "test_images": len(data.test),
         "without_test_images": without_test_images(data),
     }
-    left_out: Sequence[BadImage] = ()
-    if source.list_images is not None:
-        store = cache_folder() / source.list_images(root).key(size)
-        left_out = open_store(store).left_out
-        summary["store"] = str(store)
-    summary["left_out"] = [image.name for image in left_out]
-    return summary, left_out
+    if source.list_images is None:
+        return {**summary, "left_out": []}
+    store = cache_folder() / source.list_images(root).key(size)
+    left_out = open_store(store).left_out
+    _report_bad(left_out, report)
+    return {**summary, "store": str(store), "left_out": [image.name for image in left_out]}
 
 
 def check_dataset(name: str, root: Path | None, image_size: int | None, report: Report) -> dict[str, Any]:
@@ -99,14 +93,13 @@ def _check_images(listing: Listing, size: int, remedy: str, report: Report) -> d
     """Decode every image, and verify the store if there is one. The store may leave out unreadable images."""
     if listing.ignored:
         report(listing.ignored_message())
-    bad = find_unreadable(listing.encoded(), len(listing), listing.decoder(size))
+    bad = find_unreadable(listing.encoded(), len(listing), size)
     store = cache_folder() / listing.key(size)
     prepared = store.is_dir()
     if prepared:
         verify_store(store)
     left_out = {image.position for image in open_store(store).left_out} if prepared else set()
-    for image in bad:
-        report(f"{image.name}: {image.reason}")
+    _report_bad(bad, report)
     if new := [image for image in bad if image.position not in left_out]:
         raise UnreadableImages(new, remedy)
     if len(left_out) > len(bad):
@@ -123,6 +116,11 @@ def _check_images(listing: Listing, size: int, remedy: str, report: Report) -> d
         "ignored": list(listing.ignored),
         "prepared": prepared,
     }
+
+
+def _report_bad(images: Iterable[BadImage], report: Report) -> None:
+    for image in images:
+        report(f"{image.name}: {image.reason}")
 
 
 def stored_size(source: Source, image_size: int | None) -> int:

@@ -1,16 +1,15 @@
 """Decoding of image files into a store, in parallel."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -21,14 +20,13 @@ from ffcil.data.cache import cached_folder
 from ffcil.data.store import BadImage, Store, StoreDraft, open_store
 from ffcil.errors import InputError
 
+LARGE = 96
+"""Smallest input side for which full frames are stored and augmented like ImageNet, not like CIFAR."""
 LONGEST = 16
 """Largest ratio of the long to the short side of an image; longer images are rejected as unreadable."""
 _AHEAD = 64  # images that are decoded before they are written; bounds the memory
 _NAMED = 20  # unreadable images that an error lists by name
 _SECONDS = 10  # between two lines of progress without a terminal
-
-Decode = Callable[[Path | bytes], Image.Image]
-Decoded = TypeVar("Decoded")
 
 
 class Encoded(NamedTuple):
@@ -69,24 +67,19 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray((values * 255).round().astype(np.uint8) if most == 1 else (values >> 8).astype(np.uint8))
 
 
-def decode_square(content: Path | bytes, size: int) -> Image.Image:
-    """Decode the centre square at `size` pixels."""
-    return middle_square(upright(content), size)
+def short_side_for(size: int) -> int:
+    """Short side of the stored frames; test images are the central 224 of 256 pixels, or the same fraction."""
+    return round(size * 256 / 224)
 
 
-def decode_whole(content: Path | bytes, short_side: int) -> Image.Image:
-    """Decode the full frame with a short side of `short_side` pixels."""
-    return whole_frame(upright(content), short_side)
-
-
-def middle_square(image: Image.Image, size: int) -> Image.Image:
-    return ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
-
-
-def whole_frame(image: Image.Image, short_side: int) -> Image.Image:
+def scaled(image: Image.Image, size: int) -> Image.Image:
+    """Scale an image for a network of input size `size`: its centre square, or for large sizes the full frame."""
+    if size < LARGE:
+        return ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
     short, long = sorted(image.size)
     if long > LONGEST * short:
         raise ValueError(f"its long side is more than {LONGEST} times its short side")
+    short_side = short_side_for(size)
     width, height = (short_side if side == short else int(short_side * side / short) for side in image.size)
     return image.resize((width, height), Image.Resampling.BICUBIC)
 
@@ -102,31 +95,24 @@ class UnreadableImages(InputError):
 
 
 def decode_to_store(
-    key: str,
-    images: Callable[[], Iterable[Encoded]],
-    count: int,
-    decode: Decode,
-    planar: bool,
-    skip_bad: bool = False,
+    key: str, images: Callable[[], Iterable[Encoded]], count: int, size: int, skip_bad: bool = False
 ) -> Store:
     """The store of training and test images; they are decoded at most once per `key`, then memory-mapped.
 
-    `images` returns `count` images and is called only if they must be decoded. Images are stored as [3, height, width]
-    if `planar`, else as [height, width, 3]. With `skip_bad`, unreadable images are left out; otherwise they are an
+    `images` returns `count` images and is called only if they must be decoded. Centre squares are stored as [3, height,
+    width], full frames as [height, width, 3]. With `skip_bad`, unreadable images are left out; otherwise they are an
     error.
     """
 
     def write(folder: Path) -> None:
-        with StoreDraft(folder) as draft:
+        with closing(StoreDraft(folder)) as draft:
             rest = itertools.islice(images(), len(draft), None)
-            for image, result in _with_progress(
-                _in_order(rest, lambda image: try_decode(image.content, decode)), count, len(draft)
-            ):
+            for image, result in _with_progress(_in_order(rest, size), count, len(draft)):
                 if isinstance(result, str):
                     draft.leave_out(image.name, result)
                 else:
                     pixels = np.asarray(result)
-                    stored = pixels.transpose(2, 0, 1) if planar else pixels
+                    stored = pixels.transpose(2, 0, 1) if size < LARGE else pixels
                     draft.add(image.part, stored, result.height, result.width)
             if draft.bad and not skip_bad:
                 raise UnreadableImages(draft.bad)
@@ -135,11 +121,9 @@ def decode_to_store(
     return open_store(cached_folder(key, write))
 
 
-def find_unreadable(images: Iterable[Encoded], count: int, decode: Decode) -> list[BadImage]:
-    """All images that cannot be decoded. Nothing is written."""
-    results = _with_progress(
-        _in_order(images, lambda image: try_decode(image.content, decode)), count, 0, "Reading images"
-    )
+def find_unreadable(images: Iterable[Encoded], count: int, size: int) -> list[BadImage]:
+    """All images that cannot be decoded for input size `size`. Nothing is written."""
+    results = _with_progress(_in_order(images, size), count, 0, "Reading images")
     return [
         BadImage(position, image.name, result)
         for position, (image, result) in enumerate(results)
@@ -162,23 +146,22 @@ def _with_progress(
             reported = time.monotonic()
 
 
-def try_decode(content: Path | bytes, decode: Callable[[Path | bytes], Decoded]) -> Decoded | str:
-    """The decoded image, or the reason why it cannot be decoded."""
+def try_decode(content: Path | bytes, size: int) -> Image.Image | str:
+    """The decoded image, scaled for input size `size`, or the reason why it cannot be decoded."""
     try:
-        return decode(content)
+        return scaled(upright(content), size)
+    except UnidentifiedImageError:
+        return "its format is unknown"
     except Exception as error:  # decoders raise exceptions of any type for damaged files
-        reason = "its format is unknown" if isinstance(error, UnidentifiedImageError) else error
-        return str(reason)
+        return str(error)
 
 
-def _in_order(
-    images: Iterable[Encoded], decode: Callable[[Encoded], Image.Image | str]
-) -> Iterator[tuple[Encoded, Image.Image | str]]:
+def _in_order(images: Iterable[Encoded], size: int) -> Iterator[tuple[Encoded, Image.Image | str]]:
     """Decode images in threads and yield them with their results in order."""
     waiting: deque[tuple[Encoded, Future[Image.Image | str]]] = deque()
     with ThreadPoolExecutor() as pool:  # Pillow releases the interpreter lock while it decodes
         for image in images:
-            waiting.append((image, pool.submit(decode, image)))
+            waiting.append((image, pool.submit(try_decode, image.content, size)))
             if len(waiting) >= _AHEAD:
                 first, result = waiting.popleft()
                 yield first, result.result()

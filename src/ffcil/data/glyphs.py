@@ -4,8 +4,6 @@ An image shows one character of the fonts DejaVu or STIX, which are part of matp
 colour on a random background, with parts of other characters around it, strokes, blur and noise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ffcil.data.augment import Augmentation
-from ffcil.data.cache import cached_arrays
+from ffcil.data.cache import cached_folder
 from ffcil.data.image_set import ImageSet
 from ffcil.errors import InputError
 
@@ -81,20 +79,20 @@ def glyphs(train_per_class: int = 200, test_per_class: int = 50) -> tuple[ImageS
     """Training and test images of `CHARACTERS`, drawn once, then memory-mapped from the cache folder."""
     # The pixels of a character depend on the version of FreeType.
     key = f"glyphs-{_VERSION}-{train_per_class}-{test_per_class}-freetype-{features.version('freetype2')}"
-    arrays = cached_arrays(
-        key,
-        lambda: {
-            "train": draw_glyphs(CHARACTERS, train_per_class, seed=0),
-            "test": draw_glyphs(CHARACTERS, test_per_class, seed=1),
-        },
-    )
+    files = {"train.npy": train_per_class, "test.npy": test_per_class}
+
+    def write(folder: Path) -> None:
+        for seed, (file, per_class) in enumerate(files.items()):
+            np.save(folder / file, draw_glyphs(CHARACTERS, per_class, seed))
+
+    folder = cached_folder(key, write)
     train, test = (
         ImageSet(
-            images=torch.from_numpy(arrays[split]),
-            labels=torch.arange(len(CHARACTERS)).repeat_interleave(per_class),
-            class_names=CHARACTERS,
+            torch.from_numpy(np.load(folder / file, mmap_mode="c")),  # copy on write
+            torch.arange(len(CHARACTERS)).repeat_interleave(per_class),
+            CHARACTERS,
         )
-        for split, per_class in (("train", train_per_class), ("test", test_per_class))
+        for file, per_class in files.items()
     )
     return train, test
 
@@ -209,15 +207,13 @@ def _contrasting(draw: _Draw, colours: Tensor) -> Tensor:
     candidates, luma = _colours(draw, n, tries), torch.tensor(_LUMA)
     contrast = ((candidates @ luma)[:, :, None] - (colours @ luma)[:, None]).abs().amin(2)  # [n, tries]
     enough = contrast >= _CONTRAST
-    choice = torch.where(
-        enough.any(1), enough.int().argmax(1), contrast.argmax(1)
-    )  # the first that is sufficient, or else the best
+    # The first that is sufficient, or else the best.
+    choice = torch.where(enough.any(1), enough.int().argmax(1), contrast.argmax(1))
     return candidates[torch.arange(n), choice]
 
 
 def _posed(masks: Tensor, side: int, extent: Tensor, turn: Tensor, slant: Tensor, aspect: Tensor, at: Tensor) -> Tensor:
-    """Transform masks ([n, s, s]) to a length of `extent` pixels, a pose, and the centre `at` ([2, n]): [n, side,
-    side]."""
+    """Transform masks [n, s, s] to a length of `extent`, a pose and the centre `at` ([2, n]): [n, side, side]."""
 
     def each(parameter: Tensor) -> Tensor:
         return parameter[:, None, None]

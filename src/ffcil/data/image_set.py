@@ -1,8 +1,7 @@
 """`ImageSet`: uint8 images and labels, on the device or memory-mapped."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -31,9 +30,7 @@ class ImageSet:
                 raise ValueError(f"images must be uint8 [N, 3, H, W], not {images.dtype} {list(images.shape)}")
             object.__setattr__(self, "images", images.contiguous())  # batches are gathered from the flat store
         if self.labels.dtype != torch.int64 or self.labels.shape != (len(images),):
-            raise ValueError(
-                f"labels must be int64 [{len(self.images)}], not {self.labels.dtype} {list(self.labels.shape)}"
-            )
+            raise ValueError(f"labels must be int64 [{len(images)}], not {self.labels.dtype} {list(self.labels.shape)}")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -49,9 +46,8 @@ class ImageSet:
         height, width = sizes
         return height, width
 
-    def to(self, device: torch.device) -> ImageSet:
-        """Move to `device`. Images that do not fit into GPU memory stay in pinned host memory, from which the GPU
-        reads."""
+    def to(self, device: torch.device) -> Self:
+        """Move to `device`. Images that do not fit into GPU memory stay in pinned memory, from which the GPU reads."""
         images = place(self.images, device) if isinstance(self.images, Tensor) else self.images.to(device)
         return replace(self, images=images, labels=self.labels.to(device))
 
@@ -70,13 +66,14 @@ class ImageSet:
         rows = torch.linspace(0, len(self) - 1, min(_SAMPLED, len(self))).long()
         return labels + self.content(rows.to(self.images.device))
 
-    def subset(self, rows: Tensor) -> ImageSet:
+    def subset(self, rows: Tensor) -> Self:
         """The images `rows` (int64 [M]) in a new store."""
         return replace(self, images=select(self.images, rows), labels=self.labels[rows])
 
-    def followed_by(self, other: ImageSet) -> ImageSet:
+    def followed_by(self, other: Self) -> Self:
         """Append the images of `other`, which has at least as many class names."""
-        return ImageSet(join(self.images, other.images), torch.cat([self.labels, other.labels]), other.class_names)
+        labels = torch.cat([self.labels, other.labels])
+        return replace(other, images=join(self.images, other.images), labels=labels)
 
     def counts(self) -> Tensor:
         """Number of images per class, int64 [classes]."""

@@ -1,14 +1,12 @@
 """Listings of data sets in folders: one function per layout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ffcil.data.own_images import TEST, TRAIN, Listing, check_classes, readable, stratified
+from ffcil.data.own_images import TEST, TEST_NAMES, TRAIN, Listing, check_classes, readable, stratified
 from ffcil.data.tables import listed_classes
 from ffcil.errors import InputError
 
@@ -107,7 +105,7 @@ def image_files(places: Sequence[Path]) -> list[Path]:
 
 def _splits(root: Path) -> tuple[Path | None, Path | None]:
     """The folders of training and test images; None if they do not exist."""
-    train, tests = root / "train", [root / name for name in ("test", "val", "valid", "validation")]
+    train, tests = root / "train", [root / name for name in TEST_NAMES]
     return (train if train.is_dir() else None), next((folder for folder in tests if folder.is_dir()), None)
 
 
@@ -150,8 +148,7 @@ def list_tiny_imagenet(root: Path) -> Listing:
 
 
 def list_cub(root: Path) -> Listing:
-    """List CUB-200 from images.txt, image_class_labels.txt, train_test_split.txt and classes.txt, which have a number
-    and a word per line."""
+    """List CUB-200 from its tables, which have a number and a word per line."""
 
     def table(name: str) -> dict[str, str]:
         lines = (root / name).read_text(encoding="utf-8").splitlines()
@@ -164,8 +161,8 @@ def list_cub(root: Path) -> Listing:
     return listing_of(samples["1"], samples["0"], list(table("classes.txt").values()))
 
 
-def list_torchvision(name: str, train: Sequence[str], test: str = "test") -> Callable[[Path], Listing]:
-    """Function that lists a data set of torchvision with the given splits."""
+def list_torchvision(name: str, train: Sequence[str]) -> Callable[[Path], Listing]:
+    """Function that lists a data set of torchvision whose training set consists of the splits `train`."""
 
     def split(root: Path, split: str) -> tuple[list[tuple[Path, int]], Any]:
         from torchvision import datasets
@@ -177,7 +174,7 @@ def list_torchvision(name: str, train: Sequence[str], test: str = "test") -> Cal
         return [found[row] for row in range(len(found))], found
 
     def list_images(root: Path) -> Listing:
-        splits = [split(root, each) for each in (*train, test)]
+        splits = [split(root, each) for each in (*train, "test")]
         training = [sample for samples, _ in splits[:-1] for sample in samples]
         testing, found = splits[-1]
         names = getattr(found, "classes", None) or [f"{k:05d}" for k in range(1 + max(label for _, label in training))]

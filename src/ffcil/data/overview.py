@@ -1,7 +1,5 @@
 """Overview of a data set: images per class, imbalance, and a sheet of images."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,14 +1,12 @@
 """`Listing`: names, labels and parts of the images of a data set, before they are decoded."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -16,22 +14,20 @@ from numpy.typing import NDArray
 
 from ffcil.data.augment import Augmentation
 from ffcil.data.cache import cache_folder
-from ffcil.data.decoding import Decode, Encoded, decode_square, decode_to_store, decode_whole
+from ffcil.data.decoding import LARGE, Encoded, decode_to_store, short_side_for
 from ffcil.data.image_set import ImageSet
-from ffcil.data.ragged import Images, RaggedImages
+from ffcil.data.ragged import RaggedImages
 from ffcil.data.resized_crop import SMALLEST_CROP, ResizedCrop
 from ffcil.errors import InputError
 
 DEFAULT_SIZE = 64
 """Default side of the network's input in pixels."""
-LARGE = 96
-"""Smallest input side for which full frames are stored and augmented like ImageNet; smaller ones are treated like
-CIFAR."""
 TEST_SHARE = 0.2
 """Fraction of each class that is used for testing if a data set has no split."""
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 TRAIN, TEST, UNUSED = 0, 1, -1
-_TEST_NAMES = ("test", "val", "valid", "validation")  # the first that occurs is the test split
+TEST_NAMES = ("test", "val", "valid", "validation")
+"""Names of the test split; the first that occurs is used."""
 _NAMED = 3  # ignored files that are listed by name
 _VERSION = 3  # increased when the same files give another store
 
@@ -65,11 +61,11 @@ class Listing:
         class_names: tuple[str, ...],
         ignored: Sequence[str] = (),
         random_split: bool = False,
-    ) -> Listing:
+    ) -> Self:
         names, key = list(map(readable, paths)), file_key(paths)
         return cls(names, labels, parts, class_names, lambda: paths, key, ignored, random_split)
 
-    def undivided(self) -> Listing:
+    def undivided(self) -> Self:
         """The same listing with all images for training, unless the data set has its own split."""
         return replace(self, parts=np.full(len(self.labels), TRAIN)) if self.random_split else self
 
@@ -98,31 +94,23 @@ class Listing:
         key.update(self.parts.tobytes())
         return f"images-{key.hexdigest()[:16]}"
 
-    def decoder(self, size: int) -> Decode:
-        if size < LARGE:
-            return partial(decode_square, size=size)
-        return partial(decode_whole, short_side=short_side_for(size))
-
     def load(self, size: int, skip_bad: bool = False) -> tuple[ImageSet, ImageSet]:
         """Training and test images for a network of input size `size`; the store is created if it does not exist.
 
         Unreadable images are left out if `skip_bad` is set, or was set when the store was created.
         """
-        square = size < LARGE
         if self.ignored and not (cache_folder() / self.key(size)).is_dir():
             print(self.ignored_message(), file=sys.stderr)
-        store = decode_to_store(self.key(size), self.encoded, len(self), self.decoder(size), square, skip_bad)
+        store = decode_to_store(self.key(size), self.encoded, len(self), size, skip_bad)
         kept = self.parts.copy()
         kept[np.flatnonzero(kept != UNUSED)[[image.position for image in store.left_out]]] = UNUSED
-        images: tuple[Images, ...] = tuple(
-            pixels.view(-1, 3, size, size) if square else RaggedImages.packed(pixels, sizes)
-            for pixels, sizes in store.parts
-        )
-        train, test = (
-            ImageSet(images[part], torch.from_numpy(self.labels[kept == part]), self.class_names)
-            for part in (TRAIN, TEST)
-        )
-        return train, test
+
+        def image_set(part: int) -> ImageSet:
+            pixels, sizes = store.parts[part]
+            images = pixels.view(-1, 3, size, size) if size < LARGE else RaggedImages.packed(pixels, sizes)
+            return ImageSet(images, torch.from_numpy(self.labels[kept == part]), self.class_names)
+
+        return image_set(TRAIN), image_set(TEST)
 
 
 def readable(path: str | Path) -> str:
@@ -130,14 +118,8 @@ def readable(path: str | Path) -> str:
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
-def short_side_for(size: int) -> int:
-    """Short side of the stored frames; test images are the central 224 of 256 pixels, or the same fraction."""
-    return round(size * 256 / 224)
-
-
 def own_augmentation(size: int, smallest_crop: float = SMALLEST_CROP) -> Augmentation:
-    """Augmentation for images of `size` pixels: resized crops as for ImageNet, or shifts as for CIFAR if they are
-    small."""
+    """Augmentation for images of `size` pixels: resized crops as for ImageNet, or shifts as for CIFAR."""
     if size >= LARGE:
         crop = ResizedCrop(size, short_side_for(size), scale=(smallest_crop, 1.0))
         return Augmentation(IMAGENET_MEAN, IMAGENET_STD, 0, brightness=0.0, policy="imagenet", cutout=0, crop=crop)
@@ -159,13 +141,11 @@ def parts_of(splits: Sequence[str], where: Path, partial: bool = False) -> NDArr
 
     With `partial`, a single split is sufficient."""
     found = set(splits)
-    if wrong := sorted(found - {"train", *_TEST_NAMES}):
+    if wrong := sorted(found - {"train", *TEST_NAMES}):
         raise InputError(f"{where} has a split {wrong[0]!r}: use the names train, test and validation.")
-    test = next((name for name in _TEST_NAMES if name in found), None)
+    test = next((name for name in TEST_NAMES if name in found), None)
     if not partial and (test is None or "train" not in found):
-        raise InputError(
-            f"{where} has only the split {', '.join(sorted(found))}: give it train and test, or no split at all."
-        )
+        raise InputError(f"{where} has only the split {', '.join(sorted(found))}: give train and test, or no split.")
     numbers = {"train": TRAIN, **({test: TEST} if test else {})}
     return np.array([numbers.get(split, UNUSED) for split in splits])
 

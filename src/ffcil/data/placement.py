@@ -1,7 +1,5 @@
 """Placement of pixels: in GPU memory if they fit, otherwise in pinned host memory."""
 
-from __future__ import annotations
-
 import weakref
 
 import torch

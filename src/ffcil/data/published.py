@@ -1,12 +1,13 @@
 """Published data sets: description, layouts, split, and download."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+from ffcil.config.resolve import read_yaml
 from ffcil.data.layouts import list_cub, list_imagenet100, list_tiny_imagenet, list_torchvision, list_train_test
 from ffcil.data.own_images import TEST, TRAIN, Listing
 from ffcil.data.resized_crop import SMALLEST_CROP
@@ -55,9 +56,6 @@ class Published:
     """Smallest area of a training crop, as a fraction of the image, in published runs."""
 
 
-# --- downloads ------------------------------------------------------------------------------------------------------
-
-
 def _download_torchvision(root: Path, name: str, splits: Sequence[str]) -> None:
     from torchvision import datasets
 
@@ -78,226 +76,86 @@ def _download_from_hub(root: Path, folder: str, repository: str, revision: str, 
     snapshot_download(repository, repo_type="dataset", revision=revision, allow_patterns=list(files), local_dir=place)
 
 
-# --- the table ------------------------------------------------------------------------------------------------------
-
-_IMAGENET = "terms of ImageNet: research and teaching, non-commercial"
 _PILOT = "https://github.com/LAMDA-CL/LAMDA-PILOT#-datasets"
 
 
-def _from_pilot(
-    about: str,
-    *,
-    origin: str,
-    licence: str,
-    classes: int,
-    train: int,
-    test: int | None,
-    folders: tuple[str, ...],
-    gigabytes: float | None = None,
-) -> Published:
-    """A data set with train/ and test/ that the toolbox PILOT distributes."""
-    return Published(
-        about=about,
-        origin=f"{origin}; split: PILOT ({_PILOT})",
-        licence=licence,
-        gigabytes=gigabytes,
-        classes=classes,
-        folders=folders,
-        forms=(Form(("train", "test"), list_train_test, train, test),),
-        how=f"download the archive linked at {_PILOT}, unpack it, and give the folder of train/ and test/ with --data",
-    )
+def _imagenet100(train: int | None, test: int | None) -> dict[str, Any]:
+    return {
+        "folders": ("imagenet100", "imagenet"),
+        "forms": (Form(("train", "val"), list_imagenet100, train, test),),
+        "smallest_crop": 0.08,
+    }
 
 
-def _from_torchvision(
-    name: str,
-    about: str,
-    *,
-    origin: str,
-    licence: str,
-    classes: int,
-    train: dict[str, int],
-    test: int,
-    mark: str,
-    gigabytes: float,
-) -> Published:
-    """A data set that torchvision lists and downloads; the training set may consist of several splits."""
-    return Published(
-        about=about,
-        origin=origin,
-        licence=licence,
-        gigabytes=gigabytes,
-        classes=classes,
-        folders=(".",),
-        forms=(Form((mark,), list_torchvision(name, tuple(train)), sum(train.values()), test),),
-        how=f"unpack the archives of {origin} like {name} of torchvision ({mark}), and give their folder with --data",
-        download=partial(_download_torchvision, name=name, splits=(*train, "test")),
-    )
-
-
-_CUB = _from_pilot(
-    "CUB-200-2011: birds",
-    origin="https://www.vision.caltech.edu/datasets/cub_200_2011",
-    licence="research and teaching, non-commercial; the images belong to their photographers",
-    classes=200,
-    train=9_430,
-    test=2_358,
-    folders=("cub200", "cub", "CUB_200_2011"),
-    gigabytes=1.2,
-)
-
-_CARS_PARQUET = ("data/train-*.parquet", "data/test-*.parquet")
-
-PUBLISHED: dict[str, Published] = {
-    "imagenet100": Published(
-        about="ImageNet-100: the first 100 of the 1,000 classes in the order of seed 1993",
-        origin="https://image-net.org (ILSVRC 2012); classes: https://github.com/LAMDA-CL/PyCIL",
-        licence=_IMAGENET,
-        gigabytes=144.0,
-        classes=100,
-        folders=("imagenet100", "imagenet"),
-        forms=(Form(("train", "val"), list_imagenet100, None, 5_000),),
-        how="register at https://image-net.org, unpack ILSVRC 2012 (or these 100 classes) into train/ and val/ with "
-        "one folder per class, and give their folder with --data; write other classes into its classes.txt",
-        smallest_crop=0.08,
-    ),
-    "cars": Published(
-        about="Stanford Cars: makes, models and years",
-        origin="Krause et al. 2013; the original page is offline, mirror: https://huggingface.co/datasets/tanganke/stanford_cars",
-        licence="research, non-commercial",
-        gigabytes=2.0,
-        classes=196,
-        folders=("cars", "."),
-        forms=(
-            Form(("train", "test"), list_train_test, 8_144, 8_041),
-            Form(("stanford_cars/devkit",), list_torchvision("StanfordCars", ("train",)), 8_144, 8_041),
-            Form(_CARS_PARQUET, lambda root: list_parquet(root / "data"), 8_144, 8_041),
+def _cars(train: int | None, test: int | None) -> dict[str, Any]:
+    parquet = ("data/train-*.parquet", "data/test-*.parquet")
+    repository, revision = "tanganke/stanford_cars", "9abf6cf7d6dfa7b95152a0d6e791ea9435b47a40"
+    return {
+        "folders": ("cars", "."),
+        "forms": (
+            Form(("train", "test"), list_train_test, train, test),
+            Form(("stanford_cars/devkit",), list_torchvision("StanfordCars", ("train",)), train, test),
+            Form(parquet, lambda root: list_parquet(root / "data"), train, test),
         ),
-        how="download data/train-* and data/test-* of the mirror, or train/ and test/ with one folder per class, or "
-        "the files of torchvision's StanfordCars, and give their folder with --data",
-        download=partial(
-            _download_from_hub,
-            folder="cars",
-            repository="tanganke/stanford_cars",
-            revision="9abf6cf7d6dfa7b95152a0d6e791ea9435b47a40",
-            files=_CARS_PARQUET,
-        ),
-    ),
-    "imagenet-a": _from_pilot(
-        "ImageNet-A: photographs that networks misclassify",
-        origin="https://github.com/hendrycks/natural-adv-examples",
-        licence="MIT for the collection; the images belong to their owners",
-        classes=200,
-        train=5_981,
-        test=1_519,
-        folders=("imagenet-a",),
-        gigabytes=0.7,
-    ),
-    "imagenet-r": _from_pilot(
-        "ImageNet-R: paintings, toys, sketches and other renditions",
-        origin="https://github.com/hendrycks/imagenet-r",
-        licence="MIT for the collection; the images belong to their owners",
-        classes=200,
-        train=24_000,
-        test=6_000,
-        folders=("imagenet-r",),
-        gigabytes=2.2,
-    ),
-    "cub200": replace(
-        _CUB,
-        forms=(*_CUB.forms, Form(("images.txt", "train_test_split.txt"), list_cub, 5_994, 5_794)),
-        how=f"{_CUB.how}; the authors' split of 5,994 and 5,794 images (CUB_200_2011.tgz, unpacked) is supported too",
-    ),
-    "tiny-imagenet": Published(
-        about="Tiny ImageNet: 64 x 64 pixels",
-        origin="http://cs231n.stanford.edu; its validation images are the test set",
-        licence=_IMAGENET,
-        gigabytes=0.25,
-        classes=200,
-        folders=("tiny-imagenet-200", "tiny-imagenet"),
-        forms=(Form(("wnids.txt", "train", "val/val_annotations.txt"), list_tiny_imagenet, 100_000, 10_000),),
-        how="unpack http://cs231n.stanford.edu/tiny-imagenet-200.zip and give its folder with --data",
-        download=partial(
-            _download_archive,
-            url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-            md5="90528d7ca1a48142e341f4ef8d21d0de",
-        ),
-        image_size=64,
-    ),
-    "omnibenchmark": _from_pilot(
-        "OmniBenchmark: 300 classes of many realms",
-        origin="https://zhangyuanhan-ai.github.io/OmniBenchmark",
-        licence="see its page",
-        classes=300,
-        train=89_697,
-        test=None,  # 5,985 in some tables, 5,983 in others
-        folders=("omnibenchmark",),
-    ),
-    "vtab": _from_pilot(
-        "VTAB: 10 classes each of five data sets (aerial photographs, textures, pets, satellite images, flowers)",
-        origin="https://google-research.github.io/task_adaptation",
-        licence="each data set's own",
-        classes=50,
-        train=1_796,
-        test=8_619,
-        folders=("vtab-cil/vtab", "vtab"),
-    ),
-    "objectnet": _from_pilot(
-        "ObjectNet: household objects in unusual poses",
-        origin="https://objectnet.dev",
-        licence="CC BY 4.0 with two conditions, one of which forbids training a model on it",
-        classes=200,
-        train=26_509,
-        test=6_628,
-        folders=("objectnet",),
-    ),
-    "food101": _from_torchvision(
-        "Food101",
-        "Food-101: dishes",
-        origin="https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101",
-        licence="scientific use; the images belong to Foodspotting's users",
-        classes=101,
-        train={"train": 75_750},
-        test=25_250,
-        mark="food-101/meta",
-        gigabytes=5.0,
-    ),
-    "flowers102": _from_torchvision(
-        "Flowers102",
-        "Oxford Flowers-102; training and validation images are the training set",
-        origin="https://www.robots.ox.ac.uk/~vgg/data/flowers/102",
-        licence="not stated",
-        classes=102,
-        train={"train": 1_020, "val": 1_020},
-        test=6_149,
-        mark="flowers-102/setid.mat",
-        gigabytes=0.35,
-    ),
-    "aircraft": _from_torchvision(
-        "FGVCAircraft",
-        "FGVC-Aircraft: variants; training and validation images are the training set",
-        origin="https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft",
-        licence="research, non-commercial",
-        classes=100,
-        train={"trainval": 6_667},
-        test=3_333,
-        mark="fgvc-aircraft-2013b/data",
-        gigabytes=2.8,
-    ),
-    "gtsrb": _from_torchvision(
-        "GTSRB",
-        "GTSRB: German traffic signs",
-        origin="https://benchmark.ini.rub.de",
-        licence="not stated",
-        classes=43,
-        train={"train": 26_640},
-        test=12_630,
-        mark="gtsrb/GTSRB/Training",
-        gigabytes=0.28,
-    ),
-}
+        "download": partial(_download_from_hub, folder="cars", repository=repository, revision=revision, files=parquet),
+    }
 
 
-# --- finding and listing --------------------------------------------------------------------------------------------
+def _tiny_imagenet(train: int | None, test: int | None) -> dict[str, Any]:
+    url, md5 = "http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"
+    return {
+        "folders": ("tiny-imagenet-200", "tiny-imagenet"),
+        "forms": (Form(("wnids.txt", "train", "val/val_annotations.txt"), list_tiny_imagenet, train, test),),
+        "download": partial(_download_archive, url=url, md5=md5),
+        "image_size": 64,
+    }
+
+
+def _from_pilot(name: str, origin: str, folders: Sequence[str], train: int, test: int | None) -> dict[str, Any]:
+    """Fields of a data set with train/ and test/ that the toolbox PILOT distributes."""
+    forms = [Form(("train", "test"), list_train_test, train, test)]
+    how = f"download the archive linked at {_PILOT}, unpack it, and give the folder of train/ and test/ with --data"
+    if name == "cub200":
+        forms.append(Form(("images.txt", "train_test_split.txt"), list_cub, 5_994, 5_794))
+        how += "; the authors' split of 5,994 and 5,794 images (CUB_200_2011.tgz, unpacked) is supported too"
+    return {
+        "folders": tuple(folders),
+        "forms": tuple(forms),
+        "how": how,
+        "origin": f"{origin}; split: PILOT ({_PILOT})",
+    }
+
+
+def _from_torchvision(origin: str, own: dict[str, Any], train: int, test: int) -> dict[str, Any]:
+    """Fields of a data set that torchvision lists and downloads; the training set may consist of several splits."""
+    name, splits, mark = own["name"], tuple(own["train"]), own["mark"]
+    return {
+        "folders": (".",),
+        "forms": (Form((mark,), list_torchvision(name, splits), train, test),),
+        "how": f"unpack the archives of {origin} like {name} of torchvision ({mark}), and give their folder with "
+        "--data",
+        "download": partial(_download_torchvision, name=name, splits=(*splits, "test")),
+    }
+
+
+_OTHERS = {"imagenet100": _imagenet100, "cars": _cars, "tiny-imagenet": _tiny_imagenet}
+
+
+def _published(name: str, facts: dict[str, Any]) -> Published:
+    """A data set from its entry in published.yaml."""
+    split = (facts.pop("train"), facts.pop("test"))
+    folders, torchvision = facts.pop("pilot", None), facts.pop("torchvision", None)
+    if folders:
+        facts |= _from_pilot(name, facts["origin"], folders, *split)
+    elif torchvision:
+        facts |= _from_torchvision(facts["origin"], torchvision, *split)
+    else:
+        facts |= _OTHERS[name](*split)
+    return Published(**facts)
+
+
+_TABLE = read_yaml("published.yaml", (files("ffcil.data") / "published.yaml").read_text(encoding="utf-8"))
+PUBLISHED = {name: _published(name, facts) for name, facts in _TABLE.items()}
 
 
 def find_published(name: str, root: Path | None, data_folder: Path) -> tuple[Form, Path]:
@@ -324,14 +182,15 @@ def list_published(name: str, root: Path | None, data_folder: Path) -> Listing:
         raise
     except (OSError, RuntimeError, LookupError, ValueError) as error:  # errors of readers of damaged tables
         raise InputError(f"{place} is not {name} as published ({error}): download it again.") from error
-    found = {"classes": len(listing.class_names)} | {
-        part: int(listing.counts(number).sum()) for part, number in (("training images", TRAIN), ("test images", TEST))
+    comparisons = {
+        "classes": (len(listing.class_names), PUBLISHED[name].classes),
+        "training images": (int(listing.counts(TRAIN).sum()), form.train),
+        "test images": (int(listing.counts(TEST).sum()), form.test),
     }
-    wanted = {"classes": PUBLISHED[name].classes, "training images": form.train, "test images": form.test}
-    for what, number in wanted.items():
-        if number is not None and found[what] != number:
+    for what, (found, published) in comparisons.items():
+        if published is not None and found != published:
             raise InputError(
-                f"{place} has {found[what]:,} {what}, but {name} as published has {number:,}: download it again, or, "
+                f"{place} has {found:,} {what}, but {name} as published has {published:,}: download it again, or, "
                 "if the difference is intended, use it with dataset=folder, parquet or csv."
             )
     return listing

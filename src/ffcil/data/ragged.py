@@ -3,10 +3,8 @@
 A store is a uint8 tensor [N, 3, H, W] or a `RaggedImages`. Both have a length, `device` and `to(device)`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -32,7 +30,7 @@ class RaggedImages:
             raise ValueError(f"sizes must be [{len(self.offsets)}, 2], not {list(self.sizes.shape)}")
 
     @classmethod
-    def packed(cls, pixels: Tensor, sizes: Tensor) -> RaggedImages:
+    def packed(cls, pixels: Tensor, sizes: Tensor) -> Self:
         """Build from images that are stored without gaps."""
         lengths = 3 * sizes.prod(1)
         return cls(pixels, lengths.cumsum(0) - lengths, sizes)
@@ -44,8 +42,8 @@ class RaggedImages:
     def device(self) -> torch.device:
         return self.pixels.device
 
-    def to(self, device: torch.device) -> RaggedImages:
-        return RaggedImages(place(self.pixels, device), self.offsets.to(device), self.sizes.to(device))
+    def to(self, device: torch.device) -> Self:
+        return type(self)(place(self.pixels, device), self.offsets.to(device), self.sizes.to(device))
 
     def image(self, row: int) -> Tensor:
         """One image as a view of the store, [3, height, width]."""

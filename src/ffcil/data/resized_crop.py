@@ -5,12 +5,11 @@ store made for its `ResizedCrop` already has the scale of the test images, and a
 larger than the result, so little smoothing is needed. Small test images can be enlarged bicubically, like Pillow does.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -29,8 +28,7 @@ _AT_ONCE_ON_A_GPU = 256  # bounds the memory of the pixels' positions
 
 @dataclass(frozen=True)
 class ResizedCrop:
-    """Training: a box of random area and shape, resized to a square. Test: the short side resized, then a centre
-    crop."""
+    """Training: a random box, resized to a square. Test: the short side resized, then a centre crop."""
 
     size: int = 224
     """Side of the result in pixels."""
@@ -84,13 +82,11 @@ class ResizedCrop:
         height, width = sizes.double().unbind(1)
         narrow, wide = self.ratio
         shape = width / height
-        return torch.stack(
-            [
-                torch.where(shape < narrow, (width / narrow).round(), height),
-                torch.where(shape > wide, (height * wide).round(), width),
-            ],
-            1,
+        height, width = (
+            torch.where(shape < narrow, (width / narrow).round(), height),
+            torch.where(shape > wide, (height * wide).round(), width),
         )
+        return torch.stack([height, width], 1)
 
     def middle(self, sizes: Tensor) -> Tensor:
         """The box of each test image in pixels of the store, not rounded: float64 [n, 4]."""
@@ -177,8 +173,7 @@ def resample(
 def resample_one_by_one(
     store: Images, rows: Tensor, box: Tensor, flip: Tensor, size: int, finish: Finish | None = None
 ) -> Tensor:
-    """`resample` for integer boxes, equal up to one grey level. On a CPU, the resizing of torch is several times
-    faster."""
+    """`resample` for integer boxes, equal up to one grey level and several times faster on a CPU."""
     result = torch.empty(len(rows), 3, size, size)
     places = list(zip(rows.tolist(), box.tolist(), flip.tolist(), strict=True))
 
@@ -234,7 +229,7 @@ class _Axis:
     """Weight of the neighbour, float32."""
 
     @classmethod
-    def of(cls, box: Tensor, within: Tensor, direction: int, size: int, flip: Tensor | None) -> _Axis:
+    def of(cls, box: Tensor, within: Tensor, direction: int, size: int, flip: Tensor | None) -> Self:
         """`direction` is 0 for rows and 1 for columns."""
         start, length = (box[:, k, None].double() for k in (direction, direction + 2))
         first, count = (within[:, k, None] for k in (direction, direction + 2))

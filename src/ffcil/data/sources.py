@@ -1,7 +1,5 @@
 """Data sets by name, loaded from files into two `ImageSet`s."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Callable, Sequence
@@ -14,15 +12,15 @@ from torch.utils.data import Dataset
 
 from ffcil.data.augment import Augmentation
 from ffcil.data.cache import cache_folder
-from ffcil.data.decoding import UnreadableImages
+from ffcil.data.decoding import UnreadableImages, short_side_for
 from ffcil.data.glyphs import CHARACTERS, GLYPHS_AUGMENTATION, glyphs
 from ffcil.data.image_set import ImageSet
 from ffcil.data.layouts import find_folder, list_folder
 from ffcil.data.own_images import DEFAULT_SIZE, Listing, own_augmentation
+from ffcil.data.pictures import image_set_of
 from ffcil.data.published import PUBLISHED, download_published, find_published, list_published
 from ffcil.data.resized_crop import SMALLEST_CROP, ResizedCrop
 from ffcil.data.tables import csv_file, csv_files, list_csv, list_parquet, parquet_files
-from ffcil.data.torch_datasets import image_set_of
 from ffcil.errors import InputError, unknown
 
 
@@ -89,9 +87,7 @@ def form_of(path: Path) -> str:
     if path.suffix == ".parquet" or (path.is_dir() and next(path.rglob("*.parquet"), None)):
         return "parquet"
     if not path.is_dir():
-        raise InputError(
-            f"{path} is not a folder, .parquet or .csv file: give one of these, or the name of a data set."
-        )
+        raise InputError(f"{path} is not a folder, .parquet or .csv file: give one, or the name of a data set.")
     return "folder"
 
 
@@ -143,7 +139,7 @@ def dataset_of(
 
 def enlarged(augmentation: Augmentation, size: int) -> Augmentation:
     """Augmentation for a ViT with an input larger than the images: resized crops of side `size`, as published."""
-    crop = ResizedCrop(size, short_side=round(size * 256 / 224), bicubic=True)
+    crop = ResizedCrop(size, short_side_for(size), bicubic=True)
     return replace(augmentation, padding=0, brightness=0.0, crop=crop)
 
 
@@ -191,11 +187,7 @@ def _load_cifar100(named: Path | None, image_size: int | None, skip_bad: bool) -
             f"The files in {root / 'cifar-100-python'} are not those of CIFAR-100: remove them and download it again."
         ) from error
     train, test = (
-        ImageSet(
-            torch.from_numpy(split.data).permute(0, 3, 1, 2).contiguous(),
-            torch.tensor(split.targets),
-            tuple(split.classes),
-        )
+        ImageSet(torch.from_numpy(split.data).permute(0, 3, 1, 2), torch.tensor(split.targets), tuple(split.classes))
         for split in splits
     )
     return DataSet(train, test, CIFAR100_AUGMENTATION)

@@ -1,7 +1,5 @@
 """A store on disk: pixels and sizes of training and test images, images that were left out, and checksums."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -9,7 +7,6 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,9 +18,9 @@ from ffcil.errors import InputError
 
 PARTS = (0, 1)
 """Training and test."""
+_PIXELS, _SIZES = ("0.pixels", "1.pixels"), ("0.sizes.npy", "1.sizes.npy")
 _TOGETHER = 256  # images per entry of the journal
 _JOURNAL, _ABOUT = "journal.jsonl", "store.json"
-_BLOCK = 2**24  # bytes read at a time
 
 
 class BadImage(NamedTuple):
@@ -68,35 +65,23 @@ def _reporting_damage(folder: Path) -> Iterator[None]:
         raise InputError(f"The store {folder} is damaged ({error}): remove it to create it again.") from error
 
 
-def _about(folder: Path) -> dict[str, Any]:
-    about: dict[str, Any] = json.loads((folder / _ABOUT).read_bytes())
-    return about
-
-
-def _pixels(part: int) -> str:
-    return f"{part}.pixels"
-
-
-def _sizes(part: int) -> str:
-    return f"{part}.sizes.npy"
+def _about(folder: Path) -> Any:
+    return json.loads((folder / _ABOUT).read_bytes())
 
 
 def _mapped(folder: Path, part: int) -> tuple[Tensor, Tensor]:
-    path = folder / _pixels(part)
+    path = folder / _PIXELS[part]
     # An empty file cannot be mapped. Copy on write, because torch has no read-only tensors.
     pixels = np.memmap(path, np.uint8, "c") if path.stat().st_size else np.empty(0, np.uint8)
-    sizes = np.load(folder / _sizes(part))
+    sizes = np.load(folder / _SIZES[part])
     if sizes.shape[1:] != (2,) or 3 * int(sizes.prod(1).sum()) != len(pixels):
-        raise ValueError(f"{path.name} does not match {_sizes(part)}")
+        raise ValueError(f"{path.name} does not match {_SIZES[part]}")
     return torch.from_numpy(pixels), torch.from_numpy(sizes)
 
 
 def _digest(path: Path) -> Any:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest
+        return hashlib.file_digest(file, "sha256")
 
 
 class StoreDraft:
@@ -107,15 +92,12 @@ class StoreDraft:
         self.sizes = tuple(array("q") for _ in PARTS)  # height, width, height, ...
         self.bad: list[BadImage] = []
         self._resume()
-        self._digests = [_digest(folder / _pixels(part)) for part in PARTS]
-        self._files = [(folder / _pixels(part)).open("ab") for part in PARTS]
+        self._digests = [_digest(folder / name) for name in _PIXELS]
+        self._files = [(folder / name).open("ab") for name in _PIXELS]
         self._journal = (folder / _JOURNAL).open("a", encoding="utf-8")
         self._entry: list[Any] = []
 
-    def __enter__(self) -> StoreDraft:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, where: TracebackType | None) -> None:
+    def close(self) -> None:
         for file in (*self._files, self._journal):
             file.close()
 
@@ -133,7 +115,7 @@ class StoreDraft:
         for image in (image for entry in entries for image in entry):
             self._remember(image)
         wanted = [3 * int(np.prod(self._shapes(part), axis=1).sum()) for part in PARTS]
-        paths = [self.folder / _pixels(part) for part in PARTS]
+        paths = [self.folder / name for name in _PIXELS]
         for path in paths:
             path.touch()
         if any(path.stat().st_size < size for path, size in zip(paths, wanted, strict=True)):  # after a power failure
@@ -176,10 +158,10 @@ class StoreDraft:
 
     def finish(self) -> None:
         """Close the store and write its index."""
-        self.__exit__(None, None, None)
-        sums = {_pixels(part): self._digests[part].hexdigest() for part in PARTS}
+        self.close()
+        sums = {name: digest.hexdigest() for name, digest in zip(_PIXELS, self._digests, strict=True)}
         for part in PARTS:
-            path = self.folder / _sizes(part)
+            path = self.folder / _SIZES[part]
             np.save(path, self._shapes(part))
             sums[path.name] = _digest(path).hexdigest()
         about = {"left_out": self.bad, "sha256": sums}

@@ -1,7 +1,5 @@
 """Data sets in tables: Parquet files that contain the images, and CSV files that list them."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re
@@ -9,16 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ffcil.data.own_images import Listing, check_classes, file_key, parts_of, stratified
+from ffcil.data.own_images import TEST_NAMES, Listing, check_classes, file_key, parts_of, stratified
 from ffcil.errors import InputError
-
-if TYPE_CHECKING:  # slow to import
-    import pyarrow as pa
 
 HOW_PARQUET = "give with --data a Parquet file or a folder of them, with columns image, label and, optionally, split"
 HOW_CSV = "give with --data a CSV file with columns path, label and, optionally, split"
@@ -26,10 +21,6 @@ _CLASSES = "classes.txt"
 _AT_ONCE = 64  # rows of a Parquet file in memory at a time
 _FIRST_LINE = 2**16  # maximal number of characters of a header
 _BUFFER = 2**20  # bytes of a Parquet file read at a time; the default is a whole row group
-_SPLITS = ("train", "test", "validation", "valid", "val")
-
-
-# --- Parquet --------------------------------------------------------------------------------------------------------
 
 
 def parquet_files(root: Path | None) -> list[Path]:
@@ -54,20 +45,13 @@ def list_parquet(root: Path | None, partial: bool = False) -> Listing:
         raise InputError(f"The files in {root} have labels of different types: give all of them the same type.")
     values = [value for table in tables for value in table.column("label").to_pylist()]
     folder = root if root.is_dir() else root.parent
-    labels, class_names = _labels(values, _class_names(folder, tables[0].schema), root)
+    labels, class_names = _labels(values, _class_names(folder, tables[0].schema.metadata), root)
     splits = _all_splits(files, tables, root)
     parts = stratified(labels, len(class_names)) if splits is None else parts_of(splits, root, partial)
     all_files = [*files, *(image for path in files for image in _named_images(path))]
     names = [f"{path} row {row + 1}" for path, table in zip(files, tables, strict=True) for row in range(len(table))]
-    return Listing(
-        names,
-        labels,
-        parts,
-        class_names,
-        lambda: _parquet_contents(files),
-        file_key(all_files),
-        random_split=splits is None,
-    )
+    key, random_split = file_key(all_files), splits is None
+    return Listing(names, labels, parts, class_names, lambda: _parquet_contents(files), key, random_split=random_split)
 
 
 @contextmanager
@@ -84,16 +68,14 @@ def _opened(path: Path) -> Iterator[Any]:
         raise InputError(f"{path} is not a complete Parquet file ({reason}): download it again.") from error
 
 
-def _columns(path: Path) -> pa.Table:
-    """Read labels and splits, and check the schema of the file."""
+def _columns(path: Path) -> Any:
+    """Read labels and splits as a table of pyarrow, and check the schema of the file."""
     with _opened(path) as file:
         schema = file.schema_arrow
         table = file.read(columns=[name for name in ("label", "split") if name in schema.names])
     for needed in ("image", "label"):
         if needed not in schema.names:
-            raise InputError(
-                f"{path} has no column {needed!r} (its columns: {', '.join(schema.names)}): rename the column."
-            )
+            raise InputError(f"{path} has no column {needed!r} (its columns: {', '.join(schema.names)}): rename one.")
     if not _holds_bytes(schema.field("image").type):
         raise InputError(
             f"Column 'image' of {path} is {schema.field('image').type}: it must contain encoded images, or a "
@@ -102,7 +84,7 @@ def _columns(path: Path) -> pa.Table:
     return table.replace_schema_metadata(schema.metadata)
 
 
-def _holds_bytes(kind: pa.DataType) -> bool:
+def _holds_bytes(kind: Any) -> bool:
     """Whether a column of images contains bytes."""
     import pyarrow as pa
 
@@ -149,21 +131,20 @@ def _may_lack_bytes(group: Any) -> bool:
     return counts is None or not counts.has_null_count or counts.null_count > 0
 
 
-def _all_splits(files: Sequence[Path], tables: Sequence[pa.Table], root: Path) -> list[str] | None:
+def _all_splits(files: Sequence[Path], tables: Sequence[Any], root: Path) -> list[str] | None:
     """Splits of all rows of all files; None if no file has splits."""
     splits = [_splits(path, table, root) for path, table in zip(files, tables, strict=True)]
     if all(each is None for each in splits):
         return None
-    for path, each in zip(files, splits, strict=True):
-        if each is None:
-            raise InputError(
-                f"{path} has no split, but other files in {root} have one: add a column split, rename it to e.g. "
-                "train-0.parquet, move it into train/ or test/, or remove it."
-            )
+    if None in splits:
+        raise InputError(
+            f"{files[splits.index(None)]} has no split, but other files in {root} have one: add a column split, rename "
+            "it to e.g. train-0.parquet, move it into train/ or test/, or remove it."
+        )
     return [split for each in splits if each for split in each]
 
 
-def _splits(path: Path, table: pa.Table, root: Path) -> list[str] | None:
+def _splits(path: Path, table: Any, root: Path) -> list[str] | None:
     """Splits of all rows: from the column, or else from the name of the file (train-00000-of-00002) or its folder."""
     if "split" in table.column_names:
         splits: list[str | None] = table.column("split").to_pylist()
@@ -172,22 +153,19 @@ def _splits(path: Path, table: pa.Table, root: Path) -> list[str] | None:
         return [str(split) for split in splits]
     folders = path.relative_to(root).parts[:-1] if root.is_dir() else ()
     names = (re.split(r"[-_.]", path.stem)[0], *reversed(folders))
-    name = next((name for name in names if name in _SPLITS), None)
+    name = next((name for name in names if name in ("train", *TEST_NAMES)), None)
     return None if name is None else [name] * len(table)
 
 
-def _class_names(folder: Path, schema: pa.Schema) -> tuple[str, ...] | None:
+def _class_names(folder: Path, metadata: dict[bytes, bytes] | None) -> tuple[str, ...] | None:
     """Class names from classes.txt beside the file, or else from the metadata of Hugging Face."""
     if names := listed_classes(folder):
         return names
     try:
-        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
         return tuple(features["label"]["names"])
     except (KeyError, TypeError, ValueError):
         return None
-
-
-# --- CSV ------------------------------------------------------------------------------------------------------------
 
 
 def csv_file(root: Path | None) -> Path:
@@ -200,7 +178,7 @@ def csv_file(root: Path | None) -> Path:
     files = csv_files(root)
     if len(files) != 1:
         raise InputError(
-            f"There are {len(files)} CSV files with the columns path and label in {root}: give one of them with --data."
+            f"{root} has {len(files)} CSV files with columns path and label: give one of them with --data."
         )
     return files[0]
 
@@ -231,11 +209,11 @@ def list_csv(root: Path | None, partial: bool = False) -> Listing:
         raise InputError(f"{file} lists {missing[0]}{more} not exist: correct the paths, or remove the lines.")
     labels, class_names = _labels([row["label"] for row in rows], listed_classes(file.parent), file)
     random_split = not (rows and "split" in rows[0])
-    splits = [] if random_split else [row["split"] for row in rows]
-    parts = stratified(labels, len(class_names)) if random_split else parts_of(splits, file, partial)
-    return Listing(
-        list(map(str, paths)), labels, parts, class_names, lambda: paths, file_key(paths), random_split=random_split
-    )
+    if random_split:
+        parts = stratified(labels, len(class_names))
+    else:
+        parts = parts_of([row["split"] for row in rows], file, partial)
+    return Listing.of_files(paths, labels, parts, class_names, random_split=random_split)
 
 
 def _csv_rows(file: Path) -> list[dict[str, str]]:
@@ -258,9 +236,6 @@ def _csv_rows(file: Path) -> list[dict[str, str]]:
             raise InputError(f"{file} has no {lacking[0]} in line {number + 2}: add it, or remove the line.")
     # a path may end with a blank, so only labels and splits are stripped
     return [{name: row[name] if name == "path" else row[name].strip() for name in wanted} for row in rows]
-
-
-# --- labels -----------------------------------------------------------------------------------------------------------
 
 
 def listed_classes(folder: Path) -> tuple[str, ...] | None:

@@ -3,8 +3,6 @@
 Zhou et al., "Revisiting Class-Incremental Learning with Pre-Trained Models", IJCV 2024 (ADAM in its first version).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -70,5 +68,5 @@ class APER(Pretrained):
         return self.prototypes.scores(features)
 
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
-        self.prototypes.remember(features, targets, increment.classes)
+        self.prototypes.remember(features, targets)
         return {}

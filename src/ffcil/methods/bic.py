@@ -5,8 +5,6 @@ paper: in the second stage the network is frozen, batch-norm statistics included
 cross-entropy (in PyCIL the statistics change there, and the loss applies a softmax twice).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

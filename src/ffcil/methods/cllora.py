@@ -3,8 +3,6 @@
 He et al., "CL-LoRA: Continual Low-Rank Adaptation for Rehearsal-Free Class-Incremental Learning", CVPR 2025.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
@@ -111,8 +109,6 @@ class CLLoRA(Pretrained):
         self.head = GrowingCosine(self.feature_dim).to(self.engine.device)
         self.head.grow(len(increment.classes))
 
-    # --- training -------------------------------------------------------------------------------------------------
-
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
         per_sample = cross_entropy(self.head(self.features(images)), targets - self.old_classes)
         if len(self.specific) == 1:
@@ -144,10 +140,8 @@ class CLLoRA(Pretrained):
         return cosine(weights[-1], torch.stack(weights[:-1])).abs().mean()
 
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
-        self.prototypes.remember(features, targets, increment.classes)
+        self.prototypes.remember(features, targets)
         return {}
-
-    # --- prediction -----------------------------------------------------------------------------------------------
 
     def features(self, images: Tensor) -> Tensor:
         return self.vit_features(images, [*_tunings(self.shared), *_tunings(self.specific[-1])])

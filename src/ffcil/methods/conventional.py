@@ -1,7 +1,5 @@
 """`Conventional`: the base of methods that train a network from scratch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any

@@ -4,8 +4,6 @@ Yan et al., CVPR 2021, in the form that PyCIL and most later papers use: expansi
 instead of the balanced second stage.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 import torch

@@ -3,8 +3,6 @@
 Zhou et al., "Expandable Subspace Ensemble for Pre-Trained Model-Based Class-Incremental Learning", CVPR 2024.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
@@ -90,8 +88,6 @@ class EASE(Pretrained):
             part.requires_grad_(len(increment.classes) > 1)
         self.prototypes = F.pad(self.prototypes, (0, 0, 0, 1, 0, len(increment.classes)))
 
-    # --- training -------------------------------------------------------------------------------------------------
-
     def training_plan(self, increment: Increment) -> Training | None:
         # the cross-entropy of a single class is 0, and fresh adapters change nothing
         return self.train_on_images(increment) if len(increment.classes) > 1 else None
@@ -123,8 +119,6 @@ class EASE(Pretrained):
                     self.prototypes[first:last, own], new[:, own], new[:, later]
                 )
 
-    # --- prediction -----------------------------------------------------------------------------------------------
-
     def fixed_networks(self) -> Sequence[Network]:
         """One network per step. The newest adapters, too, will not change before they are kept."""
         return [partial(self.adapted, adapters) for adapters in self.steps]
@@ -137,8 +131,7 @@ class EASE(Pretrained):
         """Weight of each subspace in the score of each class, [classes, steps]
 
         The other subspaces share alpha, as in the released code. In the paper each of them has weight alpha: with 0.1,
-        from twelve steps on they would outweigh a class's own subspace, though most of their prototypes are
-        synthesised.
+        from twelve steps on they would outweigh a class's own subspace, though they are mostly synthesised.
         """
         classes, steps = self.prototypes.shape[:2]
         weights = self.prototypes.new_full((classes, steps), self.config.other_weight / max(steps - 1, 1))

@@ -4,8 +4,6 @@ Kirkpatrick et al., PNAS 2017, in PyCIL's form: one penalty for all earlier step
 Fisher diagonals, instead of one penalty per step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Goswami et al., "FeCAM: Exploiting the Heterogeneity of Class Distributions in E
 NeurIPS 2023.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

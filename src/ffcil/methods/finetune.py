@@ -1,7 +1,5 @@
 """Finetune: train on the new classes only. It is the lower bound: it forgets."""
 
-from __future__ import annotations
-
 from ffcil.methods.conventional import Conventional
 from ffcil.methods.registry import register
 

@@ -1,9 +1,7 @@
 """`Framework`: which parts of the paper's framework are on, and their constants."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -29,7 +27,7 @@ class Framework:
     """Settings of Head-Agnostic Alignment; None turns it off."""
 
     @classmethod
-    def resolve(cls, config: RunConfig, own_alignment: str, pretrained: bool = False) -> Framework:
+    def resolve(cls, config: RunConfig, own_alignment: str, pretrained: bool = False) -> Self:
         """Resolve a configuration for a method whose default alignment is `own_alignment`."""
         reduction, alignment, ha = config.reduction, config.alignment, config.ha.use
         if reduction == "auto":

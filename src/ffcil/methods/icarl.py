@@ -3,8 +3,6 @@
 Rebuffi et al., CVPR 2017, in the softmax form that PyCIL and most later papers use.
 """
 
-from __future__ import annotations
-
 from pydantic import Field
 from torch import Tensor
 

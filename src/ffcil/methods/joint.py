@@ -1,7 +1,5 @@
 """Joint: train from scratch at every step on all images of all classes seen. It is the upper bound and costs most."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

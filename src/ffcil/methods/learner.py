@@ -1,7 +1,5 @@
 """`Learner`: the interface of a method. The training loop, the optimiser, precision and checkpoints are given."""
 
-from __future__ import annotations
-
 import copy
 import time
 from abc import ABC, abstractmethod

@@ -3,8 +3,6 @@
 Li & Hoiem, ECCV 2016, in the class-incremental form that PyCIL and most later papers use.
 """
 
-from __future__ import annotations
-
 from pydantic import Field
 from torch import Tensor
 

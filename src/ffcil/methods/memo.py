@@ -3,8 +3,6 @@
 Zhou et al., ICLR 2023.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 

@@ -3,8 +3,6 @@
 Gao et al., "Knowledge Memorization and Rumination for Pre-trained Model-based Class-Incremental Learning", CVPR 2025.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from functools import partial
@@ -89,8 +87,6 @@ class MoAL(Pretrained):
         for copied in (self.running, self.earlier):
             copied.load_state_dict(self.adapters.state_dict())
 
-    # --- training -------------------------------------------------------------------------------------------------
-
     def training_plan(self, increment: Increment) -> Training:
         # the first step adapts freely
         return self.train_on_images(increment, after_epoch=self._average if increment.seen_before else None)
@@ -110,8 +106,6 @@ class MoAL(Pretrained):
         if increment.seen_before:
             self.adapters.load_state_dict(self.running.state_dict())
         return super().finish(increment)
-
-    # --- the classifier -------------------------------------------------------------------------------------------
 
     def classify(self, features: Tensor) -> Tensor:
         scores: Tensor = self.analytic(features)

@@ -3,8 +3,6 @@
 Sun et al., "MOS: Model Surgery for Pre-Trained Model-Based Class-Incremental Learning", AAAI 2025.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -104,8 +102,6 @@ class MOS(Pretrained):
             part.grow(increment.seen_now)
         self.stepped.zero_()
 
-    # --- training -------------------------------------------------------------------------------------------------
-
     def training_plan(self, increment: Increment) -> Training:
         adapters, head = list(self.steps.newest.parameters()), list(self.head.parameters())
         return self.train_on_images(increment, groups=[ParameterGroup(adapters), ParameterGroup(head, HEAD_RATE)])
@@ -165,10 +161,8 @@ class MOS(Pretrained):
             generator = self.generator(increment, "drawn features")
             notes["head_loss"] = self.head_training.train(self.head, self.gaussians, generator)
             features, targets = self.extract_features(increment, self.fixed_networks()[0])
-        self.prototypes.remember(features, targets, increment.classes)
+        self.prototypes.remember(features, targets)
         return notes
-
-    # --- prediction -----------------------------------------------------------------------------------------------
 
     def fixed_networks(self) -> Sequence[Network]:
         return [partial(self.adapted, adapters) for adapters in self.steps]

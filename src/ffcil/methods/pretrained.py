@@ -1,7 +1,5 @@
 """`Pretrained`: the base of all methods on a frozen, pre-trained ViT, with Head-Agnostic Alignment (HA)."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """The registered methods: finding them by name, loading them from files, and building learners."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from importlib.machinery import SourceFileLoader

@@ -1,7 +1,5 @@
 """Replay: cross-entropy on new images and on exemplars that herding chooses."""
 
-from __future__ import annotations
-
 from ffcil.methods.conventional import REHEARSAL, Conventional
 from ffcil.methods.registry import register
 

@@ -3,8 +3,6 @@
 Zheng et al., CVPR 2025, with the weights and the gate of the authors' code where it departs from the paper's text.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable, Iterator
 

@@ -4,8 +4,6 @@ Wang et al., "Integrating Task-Specific and Universal Adapters for Pre-Trained M
 ICCV 2025.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -109,8 +107,6 @@ class TUNA(Pretrained):
         self.gaussians.grow(increment.seen_now)
         self.head.grow(increment.seen_now)
 
-    # --- training -------------------------------------------------------------------------------------------------
-
     def features(self, images: Tensor) -> Tensor:
         return self.adapted(self.steps.newest, images)
 
@@ -158,8 +154,6 @@ class TUNA(Pretrained):
         ):  # it divides by the newest step's size with the wrong sign, for the classes of all steps
             return decay_of_means(classes // (self.old_classes - self.boundaries[-1]), now)
         return decay_of_means(step_of(classes, self.boundaries), now)
-
-    # --- prediction -----------------------------------------------------------------------------------------------
 
     def fixed_networks(self) -> Sequence[Network]:
         return [partial(self.adapted, adapters) for adapters in self.steps]

@@ -4,8 +4,6 @@ Zhao et al., "Maintaining Discrimination and Fairness in Class Incremental Learn
 head's weights are not clipped to be positive, and the head has biases, which the alignment does not change.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from ffcil.losses import cross_entropy

@@ -1,11 +1,8 @@
 """A classifier in closed form: ridge regression on fixed random features, from sums over all steps.
 
 With phi(f) = ReLU(V f), G = sum of phi phi^T and Q = sum of phi y^T, the weights are W = (G + lambda I)^-1 Q. Adding to
-the sums and solving again gives exactly the result of the recursion by the Woodbury identity, without its many small
-updates.
+the sums and solving again equals the recursion by the Woodbury identity, without its many small updates.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple

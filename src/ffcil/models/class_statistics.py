@@ -1,6 +1,4 @@
-"""`ClassStatistics`: mean and spread of the features of every class. It needs torch and nothing else of ffcil."""
-
-from __future__ import annotations
+"""Stores of the mean and the spread of the features of every class. They need torch and nothing else of ffcil."""
 
 from collections.abc import Callable, Iterable
 
@@ -9,11 +7,6 @@ from torch import Tensor, nn
 
 RIDGE = 1e-4
 """Constant that `cholesky_factor` and `ridge_deviation` add to every variance."""
-
-
-def class_means(features: Tensor, targets: Tensor, classes: Iterable[int]) -> Tensor:
-    """Mean feature of each of `classes`: [K, D]"""
-    return torch.stack([features[targets == label].mean(dim=0) for label in classes])
 
 
 def cholesky_factor(features: Tensor) -> Tensor:
@@ -36,24 +29,19 @@ def _covariance(features: Tensor) -> Tensor:
     return covariance
 
 
-class ClassStatistics(nn.Module):
-    """Mean and spread of the features of every class, in the feature space in which the class was learned.
+def class_means(features: Tensor, targets: Tensor, classes: Iterable[int]) -> Tensor:
+    """Mean feature of each of `classes`: [K, D]"""
+    return torch.stack([features[targets == label].mean(dim=0) for label in classes])
 
-    Args:
-        features: Number of features D.
-        spread: Computes the spread of one class, [D] or [D, D], from its features [n, D]; None: their standard
-            deviations, which are 0 for a single image.
-        matrix: Whether the spread of a class is a matrix [D, D].
-    """
+
+class ClassMeans(nn.Module):
+    """Mean feature of every class. It starts with no class."""
 
     means: Tensor
-    spreads: Tensor
 
-    def __init__(self, features: int, spread: Callable[[Tensor], Tensor] | None = None, matrix: bool = False) -> None:
+    def __init__(self, features: int) -> None:
         super().__init__()
-        self.spread = spread
         self.register_buffer("means", torch.empty(0, features))
-        self.register_buffer("spreads", torch.empty(0, features, *([features] if matrix else [])))
 
     @property
     def classes(self) -> int:
@@ -68,12 +56,34 @@ class ClassStatistics(nn.Module):
     @torch.no_grad()
     def remember(self, features: Tensor, targets: Tensor) -> None:
         """Store the statistics of all classes in `targets` [N], from all of their features [N, D]."""
+        classes = targets.unique().tolist()
+        self.means[classes] = class_means(features, targets, classes)
+
+
+class ClassStatistics(ClassMeans):
+    """Mean and spread of the features of every class, in the feature space in which the class was learned.
+
+    Args:
+        features: Number of features D.
+        spread: Computes the spread of one class, [D] or [D, D], from its features [n, D]; None: their standard
+            deviations, which are 0 for a single image.
+        matrix: Whether the spread of a class is a matrix [D, D].
+    """
+
+    spreads: Tensor
+
+    def __init__(self, features: int, spread: Callable[[Tensor], Tensor] | None = None, matrix: bool = False) -> None:
+        super().__init__(features)
+        self.spread = spread
+        self.register_buffer("spreads", torch.empty(0, features, *([features] if matrix else [])))
+
+    @torch.no_grad()
+    def remember(self, features: Tensor, targets: Tensor) -> None:
         if self.spread is None:
             self._remember_deviations(features, targets)
             return
-        classes = targets.unique().tolist()
-        self.means[classes] = class_means(features, targets, classes)
-        for label in classes:
+        super().remember(features, targets)
+        for label in targets.unique():
             self.spreads[label] = self.spread(features[targets == label])
 
     def _remember_deviations(self, features: Tensor, targets: Tensor) -> None:

@@ -3,8 +3,6 @@
 `scripts/pretrain_glyph_vit.py` pre-trains it on images of characters that the data set `glyphs` does not use.
 """
 
-from __future__ import annotations
-
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
@@ -16,8 +14,7 @@ GLYPH_VIT = "glyph_vit"
 
 
 def glyph_vit() -> VisionTransformer:
-    """The network with random weights and without classifier: 1.2 million parameters, 128 features, images in [0,
-    1]."""
+    """The network with random weights, without classifier: 1.2 million parameters, 128 features, images in [0, 1]."""
     # Patches of 8 pixels; with 4 pixels, an image would take four times as long on a CPU.
     net = VisionTransformer(
         img_size=32, patch_size=8, embed_dim=128, depth=6, num_heads=4, num_classes=0, dynamic_img_size=True

@@ -1,7 +1,5 @@
 """Classifier heads that grow."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,8 +12,7 @@ class GrowingLinear(nn.Module):
     bias: nn.Parameter
 
     def __init__(self, features: int, deviation: float | None = None) -> None:
-        """`deviation`: Standard deviation of new weights, from a normal distribution truncated at twice it; None: the
-        uniform distribution of `grow`."""
+        """`deviation`: Standard deviation of new weights, which are then normal and truncated at twice its value."""
         super().__init__()
         self.weight = nn.Parameter(torch.empty(0, features))
         self.bias = nn.Parameter(torch.empty(0))

@@ -3,8 +3,6 @@
 A backbone maps images [B, 3, H, W] to pooled features [B, feature_dim] and has no classifier.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -56,24 +54,22 @@ class _Block(nn.Module):
 class CifarResNet(Backbone):
     """Three stages of `blocks` basic blocks with 16, 32 and 64 channels; depth is 6 * blocks + 2."""
 
-    def __init__(self, blocks: int, stem_stride: int = 1, widths: tuple[int, int, int] = (16, 32, 64)) -> None:
+    def __init__(self, blocks: int, stem_stride: int = 1) -> None:
         super().__init__()
 
         def stage(inputs: int, width: int, stride: int) -> nn.Sequential:
-            return nn.Sequential(
-                _Block(inputs, width, stride), *(_Block(width, width, stride=1) for _ in range(blocks - 1))
-            )
+            others = (_Block(width, width, stride=1) for _ in range(blocks - 1))
+            return nn.Sequential(_Block(inputs, width, stride), *others)
 
-        first, second, third = widths
         self.lower = nn.Sequential(
-            nn.Conv2d(3, first, 3, stem_stride, 1, bias=False),
-            nn.BatchNorm2d(first),
+            nn.Conv2d(3, 16, 3, stem_stride, 1, bias=False),
+            nn.BatchNorm2d(16),
             nn.ReLU(),
-            stage(first, first, stride=1),
-            stage(first, second, stride=2),
+            stage(16, 16, stride=1),
+            stage(16, 32, stride=2),
         )
-        self.upper = stage(second, third, stride=2)
-        self.feature_dim = third
+        self.upper = stage(32, 64, stride=2)
+        self.feature_dim = 64
         for module in self.modules():
             if isinstance(module, nn.Conv2d):  # N(0, 2 / (k^2 * out))
                 nn.init.normal_(module.weight, 0.0, math.sqrt(2.0 / (9 * module.out_channels)))

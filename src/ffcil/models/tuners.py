@@ -1,7 +1,5 @@
 """Small trainable modules for the blocks of a frozen ViT: parallel adapters and LoRA. Fresh ones change nothing."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple, cast
@@ -53,8 +51,7 @@ class LoRA(nn.Module):
 
     @torch.no_grad()
     def folded(self) -> Tensor:
-        """The same change as one matrix to add to the weight of the frozen projection: [3 D, D], for queries, keys and
-        values."""
+        """The same change as a matrix to add to the frozen projection's weight: [3 D, D] (queries, keys, values)"""
         queries, values = (self.down @ self.up).mT  # [D, D] each
         if self.weight is not None:
             queries, values = queries * self.weight[0], values * self.weight[1]

@@ -1,7 +1,5 @@
 """The frozen ViT of all pre-trained methods, from timm or embedded; each block has two sites for tuners."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import zipfile
@@ -156,9 +154,8 @@ def _load_npz(net: VisionTransformer, path: Path, name: str) -> None:
     except (LookupError, RuntimeError, AttributeError) as error:
         raise InputError(f"The weights in {str(path)!r} do not fit {name!r}: {error}.") from error
     if blocks and len(blocks) != len(net.blocks):  # timm would ignore additional blocks
-        raise InputError(
-            f"The weights in {str(path)!r} do not fit {name!r}: they have {len(blocks)} blocks, not {len(net.blocks)}."
-        )
+        blocks_differ = f"they have {len(blocks)} blocks, not {len(net.blocks)}"
+        raise InputError(f"The weights in {str(path)!r} do not fit {name!r}: {blocks_differ}.")
 
 
 def _load(net: VisionTransformer, path: Path, name: str) -> None:

@@ -1,7 +1,5 @@
 """Files that are complete or absent, whatever happens while they are written."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Tensors are stored as tensors; everything else (numbers, strings, structure) as JSON in the metadata of the same file.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

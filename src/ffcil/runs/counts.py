@@ -1,7 +1,5 @@
 """Confusion counts as bytes: a compressed npz archive with sparse arrays for each classifier."""
 
-from __future__ import annotations
-
 import io
 import tokenize
 import zipfile
@@ -34,10 +32,14 @@ def unpack_counts(content: bytes) -> dict[str, Confusion]:
     """Read `pack_counts`' archive, or that of an earlier version: one dense square table per classifier."""
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            names = dict.fromkeys(name.split("/")[0] for name in archive.files)
+            names = dict.fromkeys(name.rpartition("/")[0] if _is_field(name) else name for name in archive.files)
             return {name: _unpack(archive, name) for name in names}
     except _DAMAGED as error:
         raise InputError("The confusion counts are damaged.") from error
+
+
+def _is_field(name: str) -> bool:
+    return name.rpartition("/")[2] in _FIELDS
 
 
 def _unpack(archive: NpzFile, name: str) -> Confusion:

@@ -1,7 +1,5 @@
 """Environment of a run: versions, machine, commit, command, wall clock."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shlex

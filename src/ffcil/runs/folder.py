@@ -4,8 +4,6 @@ Reading is strict: a damaged file is an `InputError` that names it. The methods 
 they are for watching a run while it writes.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -20,18 +18,10 @@ from filelock import FileLock, Timeout
 from ffcil.config.settings import RunConfig, validate
 from ffcil.errors import BusyError, InputError
 from ffcil.metrics import CountTable
+from ffcil.runs import stored
 from ffcil.runs.atomic import write_whole
 from ffcil.runs.counts import Counts, pack_counts, unpack_counts
-from ffcil.runs.stored import (
-    CONFIG_FIELDS,
-    Fields,
-    StoredRun,
-    check_fields,
-    check_record,
-    check_sizes,
-    count_tables,
-    derive_method,
-)
+from ffcil.runs.stored import Fields, StoredRun
 
 LOCK_SECONDS = 0.5
 """Time to wait for a lock, which `is_busy` in another process may hold for a moment."""
@@ -108,7 +98,7 @@ class RunFolder:
             raise InputError(
                 f"{path} is damaged (it is not JSON: {error}): remove the run's folder and start again."
             ) from None
-        return check_fields(value, path, needed)
+        return stored.check_fields(value, path, needed)
 
     def records(self) -> list[Fields]:
         """Records of the finished steps."""
@@ -119,7 +109,7 @@ class RunFolder:
                 record = json.loads(line)
             except ValueError as error:
                 raise InputError(f"{where} is not JSON ({error}): remove the run and start it again.") from None
-            records.append(check_record(record, number, where))
+            records.append(stored.check_record(record, number, where))
         return records
 
     def counts(self, step: int) -> Counts:
@@ -136,14 +126,14 @@ class RunFolder:
 
     def tables(self, sizes: tuple[int, ...]) -> dict[str, CountTable]:
         """Confusion counts after each of the steps with these sizes, by classifier."""
-        return count_tables(sizes, [self.counts(k + 1) for k in range(len(sizes))], self.path / "counts")
+        return stored.count_tables(sizes, [self.counts(k + 1) for k in range(len(sizes))], self.path / "counts")
 
     def load(self) -> StoredRun:
         """Everything in the folder, checked. An unfinished run has the records of its finished steps."""
-        config, arrivals = self.read("config.json", CONFIG_FIELDS), self.read("arrivals.json", ("sizes", "kind"))
+        config, arrivals = self.read("config.json", stored.CONFIG_FIELDS), self.read("arrivals.json", ("sizes", "kind"))
         if config is None or arrivals is None:
             raise InputError(f"{self.path} is not the folder of a run: config.json and arrivals.json must be there.")
-        sizes, records, done = check_sizes(arrivals, self.path / "arrivals.json"), self.records(), self.done
+        sizes, records, done = stored.check_sizes(arrivals, self.path / "arrivals.json"), self.records(), self.done
         if done and len(records) != len(sizes):
             raise InputError(
                 f"{self.path} is marked done with {len(records)} of {len(sizes)} steps in records.jsonl: "
@@ -160,7 +150,7 @@ class RunFolder:
             tables=self.tables(sizes[: len(records)]),
             finished=done,
             data=self.read("data.json") or {},
-            method_facts=self.read("method.json") or derive_method(config, records, summary),
+            method_facts=self.read("method.json") or stored.derive_method(config, records, summary),
         )
 
     def summary(self) -> Fields:
@@ -191,10 +181,10 @@ class RunFolder:
 
         `complete` fills in the defaults of fields that the stored configuration, of an earlier version, does not have.
         """
-        stored = self.read("config.json")
-        if stored is None or not (self.resumable or self.done):
+        before = self.read("config.json")
+        if before is None or not (self.resumable or self.done):
             return
-        before, now = complete(validate(RunConfig, stored)).content(), config.content()
+        before, now = complete(validate(RunConfig, before)).content(), config.content()
         if differing := sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)):
             raise InputError(
                 f"{self.path} holds a run with another configuration (it differs in {', '.join(differing)}): "

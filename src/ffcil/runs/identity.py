@@ -1,7 +1,5 @@
 """Identity of a run and of its images."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Listeners that log a run to TensorBoard or Weights & Biases, in addition to the run's folder."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Listeners that show the progress of a run: in a terminal, in plain lines, and in a file for other processes."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Published runs: one JSON file per run, and one file per set of images that all its runs share."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import itertools

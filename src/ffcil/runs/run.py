@@ -1,7 +1,5 @@
 """`Run`: one configuration becomes a folder of records. It can be killed at any moment and resumed without loss."""
 
-from __future__ import annotations
-
 import errno
 import time
 from collections.abc import Iterator

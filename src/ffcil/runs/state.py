@@ -1,7 +1,5 @@
 """Progress of a run, read from its folder."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

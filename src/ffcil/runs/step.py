@@ -1,7 +1,5 @@
 """`learn_step`: one step of a learner with progress, checkpoints and a clean stop, for runs and classifiers alike."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

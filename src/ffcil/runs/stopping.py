@@ -1,7 +1,5 @@
 """`Stop`: a request to stop takes effect at the end of an epoch, where no work is lost, if the epoch ends soon."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

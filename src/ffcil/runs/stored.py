@@ -1,7 +1,5 @@
 """Everything that is stored about a run, as a value."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

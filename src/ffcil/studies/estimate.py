@@ -1,7 +1,5 @@
 """Estimated duration of runs, from earlier runs of the same kind."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Iterable

@@ -1,25 +1,47 @@
-"""Execution of a study: prepare the data, run the jobs, print the table and write the report."""
-
-from __future__ import annotations
+"""Execution of a study or of the demo: prepare the data, run the jobs, print the table and write the report."""
 
 import shlex
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from ffcil.data.sources import load_dataset
-from ffcil.errors import InputError
-from ffcil.report import Contents, terminal_table, write_report
+from ffcil.errors import InputError, unknown
+from ffcil.methods import find_method
+from ffcil.report import Contents, compare, load_run, terminal_table, write_page, write_report
 from ffcil.report.read.records import read_runs
 from ffcil.studies.estimate import in_words
 from ffcil.studies.executors.job import LOG, Job
 from ffcil.studies.executors.local import LocalExecutor
 from ffcil.studies.executors.loop import Executor, run_jobs
+from ffcil.studies.executors.ray import RayExecutor
+from ffcil.studies.executors.slurm import SlurmExecutor
 from ffcil.studies.plan import Plan
-from ffcil.studies.study import write_study
+from ffcil.studies.study import Fields, load_study, narrow, write_study
 from ffcil.studies.watch import StudyProgress
+
+EXECUTORS = ("local", "ray", "slurm")
+
+
+def make_executor(
+    name: str, device: str | None, jobs: int | None, per_gpu: int | None, address: str | None, slurm: Fields, runs: int
+) -> Executor:
+    """Make an executor for `runs` runs, `jobs` at a time. An option of another executor is an error."""
+    if name not in EXECUTORS:
+        raise unknown("executor", name, EXECUTORS)
+    if address and name != "ray":
+        raise InputError("--address is an option of Ray: add --executor ray.")
+    if slurm and name != "slurm":
+        raise InputError("--slurm is an option of SLURM: add --executor slurm.")
+    if name == "ray":
+        return RayExecutor(device, jobs, per_gpu, address)
+    if name == "slurm":
+        if per_gpu:
+            raise InputError("--per-gpu is not supported by SLURM, which gives every job its own GPU: leave it out.")
+        return SlurmExecutor(device, jobs, slurm)
+    return LocalExecutor(device, jobs, per_gpu, runs)
 
 
 def run_study(plan: Plan, executor: Executor) -> bool:
@@ -36,6 +58,27 @@ def run_study(plan: Plan, executor: Executor) -> bool:
     return not failed and not damaged
 
 
+def run_demo(method: str, seeds: int, out: Path, assignments: Sequence[str], jobs: int | None) -> None:
+    """Run the paper's three settings on the embedded data set, `jobs` runs at a time; write a table and a page."""
+    start, console = time.perf_counter(), Console()
+    study = narrow(load_study("demo"), methods=[method], seeds=range(seeds), assignments=assignments, called="demo")
+    if "dataset" in study.set:
+        raise InputError("The demo sets dataset itself: use `ffcil run` or `ffcil study`.")
+    plan = Plan.make(study, out, "cpu")
+    console.out(
+        f"{method} on glyphs: {' and '.join(study.groups[0].settings)}, {seeds} seed(s) each, in {out}/\n"
+        "Equ.T: equal steps; FF.org: free-flow steps, the original method; FF.ours: the same with the framework.",
+        highlight=False,
+    )
+    if failed := execute_jobs(plan, LocalExecutor("cpu", jobs), console):
+        job, reason = next(iter(failed.items()))
+        raise InputError(f"{job.label}: {reason}")
+    runs = [load_run(job.folder) for job in plan.jobs]
+    console.print(terminal_table(compare(runs)))
+    page = write_page(runs, out / "report.html", title=f"ffcil demo: {find_method(method).title} under free flow")
+    console.out(f"Open {page.resolve().as_uri()}  ({time.perf_counter() - start:.0f} s)", highlight=False)
+
+
 def execute_jobs(plan: Plan, executor: Executor, console: Console) -> dict[Job, str]:
     """Execute the queued jobs and show their progress. Return the reasons of those that failed."""
     if isinstance(executor, LocalExecutor):
@@ -48,9 +91,9 @@ def execute_jobs(plan: Plan, executor: Executor, console: Console) -> dict[Job, 
 def _prepare_data(jobs: Iterable[Job]) -> None:
     """Draw, download or decode every data set once, before the runs share it."""
     wanted = {(job.config.dataset, job.data, job.config.image_size): job.recipe for job in jobs}
-    for (dataset, data, image_size), recipe in wanted.items():
+    for place, recipe in wanted.items():
         try:
-            load_dataset(dataset, data, image_size)
+            load_dataset(*place)
         except InputError as error:
             raise InputError(f"{recipe}: {error}") from error
 

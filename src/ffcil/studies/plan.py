@@ -1,10 +1,9 @@
 """`Plan`: a study with its jobs and its folder, and the listing of a dry run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 from rich.console import Console
@@ -27,7 +26,7 @@ class Plan:
     out: Path
 
     @classmethod
-    def make(cls, study: Study, out: Path, device: str | None = None, logs: Sequence[str] = ()) -> Plan:
+    def make(cls, study: Study, out: Path, device: str | None = None, logs: Sequence[str] = ()) -> Self:
         """Resolve the jobs of a study. Nothing is written."""
         return cls(study, jobs_of(study, out, device=device, logs=logs), out)
 
@@ -79,13 +78,9 @@ def _table(plan: Plan, history: RuntimeHistory) -> Table:
 
 def _time_needed(plan: Plan, history: RuntimeHistory, executor: Executor) -> list[str]:
     """Sentences on the time that the queued runs need, and on those whose time is not known."""
-    left, unknown = 0.0, list[str]()
-    for job in plan.queued:
-        seconds = history.estimate(job.config)
-        if seconds is None:
-            unknown.append(f"{job.config.method} on {job.recipe}")
-        else:
-            left += max(0.0, seconds - read_state(job.folder).seconds)
+    estimates = {job: history.estimate(job.config) for job in plan.queued}
+    unknown = [f"{job.config.method} on {job.recipe}" for job, seconds in estimates.items() if seconds is None]
+    left = sum(max(0.0, seconds - read_state(job.folder).seconds) for job, seconds in estimates.items() if seconds)
     lines = []
     if left:
         parallel = min(executor.slots or 1, len(plan.queued))

@@ -1,13 +1,10 @@
 """`Study`: a grid of runs in YAML (methods x settings x seeds x any fields), and the jobs that it resolves to."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -33,6 +30,7 @@ from ffcil.runs.atomic import write_whole
 from ffcil.runs.identity import identity
 from ffcil.studies.executors.job import Job
 
+STUDIES = resources.files("ffcil.config.recipes") / "studies"
 SEEDS = ("class_seed", "arrival_seed", "train_seed")
 SAME_CHOICE = {
     "arrivals.sizes": "arrivals.kind",
@@ -77,8 +75,7 @@ class Study(Settings):
 
 
 def study_names() -> list[str]:
-    folder = resources.files("ffcil.config.recipes") / "studies"
-    return sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml"))
+    return sorted(file.name.removesuffix(".yaml") for file in STUDIES.iterdir() if file.name.endswith(".yaml"))
 
 
 def load_study(name: str) -> Study:
@@ -88,7 +85,7 @@ def load_study(name: str) -> Study:
             raise InputError(f"There is no study file {name!r}: give a file or one of: {', '.join(study_names())}.")
         text = Path(name).read_bytes().decode("utf-8", errors="replace")
     elif name in study_names():
-        text = (resources.files("ffcil.config.recipes") / "studies" / f"{name}.yaml").read_text(encoding="utf-8")
+        text = (STUDIES / f"{name}.yaml").read_text(encoding="utf-8")
     elif name in recipe_names():
         raise InputError(f"{name!r} is a recipe: use `ffcil run {name}`, or a study: {', '.join(study_names())}.")
     else:
@@ -105,12 +102,9 @@ def load_study(name: str) -> Study:
 def _absolute(study: Study) -> Study:
     """The study with absolute paths, so that it can be continued from any folder."""
     groups = (group.model_copy(update={"recipes": tuple(map(_recipe, group.recipes))}) for group in study.groups)
-    changed = {
-        "groups": tuple(groups),
-        "data": {_recipe(recipe): os.path.abspath(place) for recipe, place in study.data.items()},
-        "imports": tuple(map(os.path.abspath, study.imports)),
-    }
-    return study.model_copy(update=changed)
+    data = {_recipe(recipe): os.path.abspath(place) for recipe, place in study.data.items()}
+    imports = tuple(map(os.path.abspath, study.imports))
+    return study.model_copy(update={"groups": tuple(groups), "data": data, "imports": imports})
 
 
 def _recipe(name: str) -> str:
@@ -135,55 +129,49 @@ def narrow(
     Groups keep only the `methods`; a method that no group has joins the groups of its kind (with or without a
     pre-trained backbone), or every group if none is of its kind. `called` is the study's name in error messages.
     """
-    groups = _narrow_datasets(study, _narrow_methods(study, methods), [_recipe(name) for name in datasets])
-    changed: dict[str, Any] = {"groups": groups}
-    if seeds:
-        changed["seeds"] = tuple(dict.fromkeys(seeds))
+    groups = _keep(study, study.groups, "methods", methods, lambda method, group: _joins(study, method, group))
+    groups = _keep(study, groups, "recipes", [_recipe(name) for name in datasets], lambda recipe, group: True)
     over = parse_assignments(assignments)
     for field in _dotted_names(over):
         if owner := _field_of_study(study, field):
             raise InputError(f"The {called} sets {owner} itself: drop --set {field}=..., or write a study of your own.")
-    changed["set"] = merge_overrides(study.set, over)
     recipes = {*recipe_names(), *(recipe for group in groups for recipe in group.recipes)}
-    changed["data"] = {**study.data, **dict(_named_data(entry, recipes) for entry in data)}
-    changed["imports"] = tuple(dict.fromkeys((*study.imports, *imports)))
+    changed = {
+        "groups": groups,
+        "seeds": tuple(dict.fromkeys(seeds)) or study.seeds,
+        "set": merge_overrides(study.set, over),
+        "data": {**study.data, **dict(_recipe_and_path(entry, recipes) for entry in data)},
+        "imports": tuple(dict.fromkeys((*study.imports, *imports))),
+    }
     return _absolute(study.model_copy(update=changed))
 
 
-def _named_data(entry: str, recipes: AbstractSet[str]) -> tuple[str, str]:
-    recipe, equals, place = entry.partition("=")
-    return (_recipe(recipe), place) if equals and _recipe(recipe) in recipes else ("all", entry)
+def _recipe_and_path(entry: str, recipes: Collection[str]) -> tuple[str, str]:
+    """Parse `RECIPE=PATH` or `PATH`, which is for all recipes."""
+    recipe, equals, path = entry.partition("=")
+    return (_recipe(recipe), path) if equals and _recipe(recipe) in recipes else ("all", entry)
 
 
-def _narrow_datasets(study: Study, groups: Sequence[Group], names: Sequence[str]) -> tuple[Group, ...]:
+def _keep(
+    study: Study, groups: tuple[Group, ...], field: str, names: Sequence[str], joins: Callable[[str, Group], bool]
+) -> tuple[Group, ...]:
+    """Groups that have only `names` in a field; a name that the study lacks is added where `joins` allows it."""
     if not names:
-        return tuple(groups)
-    known = {recipe for group in study.groups for recipe in group.recipes}
-    narrowed = []
+        return groups
+    known = {name for group in study.groups for name in getattr(group, field)}
+    kept = []
     for group in groups:
-        recipes = tuple(dict.fromkeys(name for name in names if name in group.recipes or name not in known))
-        if recipes:
-            narrowed.append(group.model_copy(update={"recipes": recipes}))
-    return tuple(narrowed)
+        own = [name for name in names if name in getattr(group, field) or (name not in known and joins(name, group))]
+        if own:
+            kept.append(group.model_copy(update={field: tuple(dict.fromkeys(own))}))
+    return tuple(kept)
 
 
-def _narrow_methods(study: Study, names: Sequence[str]) -> tuple[Group, ...]:
-    if not names:
-        return study.groups
-    known = {method for group in study.groups for method in group.methods}
-    kinds = {find_method(method).pretrained for method in known}
-    narrowed = []
-    for group in study.groups:
-        kind = find_method(group.methods[0]).pretrained
-        kept = [name for name in names if name in group.methods or (name not in known and _fits(name, kind, kinds))]
-        if kept:
-            narrowed.append(group.model_copy(update={"methods": tuple(dict.fromkeys(kept))}))
-    return tuple(narrowed)
-
-
-def _fits(method: str, kind: bool, kinds: AbstractSet[bool]) -> bool:
-    own = find_method(method).pretrained
-    return own == kind or own not in kinds
+def _joins(study: Study, method: str, group: Group) -> bool:
+    """Whether a new method belongs in a group: both are of one kind, or no group is of the method's kind."""
+    kind = find_method(method).pretrained
+    kinds = {find_method(name).pretrained for other in study.groups for name in other.methods}
+    return kind == find_method(group.methods[0]).pretrained or kind not in kinds
 
 
 def _dotted_names(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -202,9 +190,6 @@ def _field_of_study(study: Study, field: str) -> str | None:
     return next((name for name in sorted(own) if SAME_CHOICE.get(name, name) == SAME_CHOICE.get(field, field)), None)
 
 
-# --- runs ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Cell:
     """Position of a run in the grid."""
@@ -212,10 +197,11 @@ class Cell:
     recipe: str
     method: str
     setting: str
-    fields: Fields
-    """Fields that the setting sets on top of the recipe."""
+    fields: tuple[Fields, ...]
+    """Fields that the study and the setting set on top of the recipe."""
     varied: tuple[tuple[str, Any], ...]
     seed: int
+    data: Path | None
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -228,21 +214,19 @@ class Cell:
         """Name made of all words, whether they vary or not, so that a study that grows finds its earlier runs."""
         return re.sub(r"[^A-Za-z0-9.+-]+", "_", "-".join(self.words))
 
-    def config(self, over: Mapping[str, Any]) -> RunConfig:
+    def config(self) -> RunConfig:
         seeds = dict.fromkeys(SEEDS, self.seed)
         varied = [_nested(field, value) for field, value in self.varied]
         try:
-            return complete(resolve(self.recipe, over, self.fields, *varied, {"method": self.method, **seeds}))
+            return complete(resolve(self.recipe, *self.fields, *varied, {"method": self.method, **seeds}))
         except InputError as error:
             raise InputError(f"{' '.join(self.words)}: {error}") from error
 
 
-def _nested(field: str, value: Any) -> Fields:
-    *parents, leaf = field.split(".")
-    nested = {leaf: value}
-    for parent in reversed(parents):
-        nested = {parent: nested}
-    return nested
+def _nested(field: str, value: Any) -> Any:
+    for name in reversed(field.split(".")):
+        value = {name: value}
+    return value
 
 
 def cells(study: Study) -> Iterator[Cell]:
@@ -251,25 +235,20 @@ def cells(study: Study) -> Iterator[Cell]:
         varied = [[(field, value) for value in values] for field, values in group.vary.items()]
         grid = itertools.product(group.recipes, group.methods, itertools.product(*varied), group.settings.items())
         for recipe, method, values, (setting, fields) in grid:
-            yield Cell(recipe, method, setting, fields, values, seed)
+            path = study.data.get(recipe, study.data.get("all"))
+            data = None if path is None else Path(path).absolute()
+            yield Cell(recipe, method, setting, (study.set, fields), values, seed, data)
 
 
 def jobs_of(study: Study, out: Path, *, device: str | None = None, logs: Sequence[str] = ()) -> list[Job]:
     """Resolve a study to jobs in `out/runs`. Every name is checked, and equal runs become one job."""
     by_folder: dict[str, tuple[Cell, Job]] = {}
     for cell in cells(study):
-        config, data = cell.config(study.set), _data_path(study, cell.recipe)
-        job = Job(
-            label=identity(config, data),
-            config=config,
-            folder=out / "runs" / f"{cell.name}-{identity(config, data)}",
-            recipe=cell.recipe,
-            data=data,
-            device=device,
-            imports=study.imports,
-            logs=tuple(logs),
-        )
-        by_folder.setdefault(job.folder.name, (cell, job))
+        config = cell.config()
+        run_id = identity(config, cell.data)
+        folder = out / "runs" / f"{cell.name}-{run_id}"
+        job = Job(run_id, config, folder, cell.recipe, cell.data, device, study.imports, tuple(logs))
+        by_folder.setdefault(folder.name, (cell, job))
     if not by_folder:
         raise InputError("No runs are left: no group has both a named data set and a named method; change one of them.")
     return _labelled(by_folder.values())
@@ -284,11 +263,6 @@ def _labelled(made: Collection[tuple[Cell, Job]]) -> list[Job]:
         replace(job, label=label if times[label] == 1 else f"{label or cell.setting} {job.label}")
         for label, (cell, job) in zip(labels, made, strict=True)
     ]
-
-
-def _data_path(study: Study, recipe: str) -> Path | None:
-    place = study.data.get(recipe, study.data.get("all"))
-    return None if place is None else Path(place).absolute()
 
 
 def missing_data(jobs: Iterable[Job]) -> list[str]:
@@ -317,11 +291,4 @@ def _includes(path: Path, study: Study) -> bool:
     except InputError:  # The file is damaged or of another version, and is overwritten.
         return False
     known = list(cells(existing))
-    return (
-        existing.set == study.set
-        and {*study.imports} <= {*existing.imports}
-        and all(
-            cell in known and _data_path(existing, cell.recipe) == _data_path(study, cell.recipe)
-            for cell in cells(study)
-        )
-    )
+    return {*study.imports} <= {*existing.imports} and all(cell in known for cell in cells(study))

@@ -1,9 +1,8 @@
 """Live progress of a study, read from the runs' files: a table in a terminal, one line per step elsewhere."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from typing import Self
 
 from rich.console import Console
@@ -19,13 +18,14 @@ from ffcil.studies.estimate import in_words
 from ffcil.studies.executors.job import Job
 
 
-class StudyProgress:
+class StudyProgress(ExitStack):
     """Progress of a study's jobs. It is a context manager that lasts from before the first job to after the last."""
 
     interval = 0.5
     """Seconds between two updates."""
 
     def __init__(self, console: Console, jobs: Sequence[Job]) -> None:
+        super().__init__()
         self.console, self.jobs = console, jobs
         self.states = {job: read_state(job.folder) for job in jobs}
         self.running: set[Job] = set()
@@ -34,12 +34,8 @@ class StudyProgress:
 
     def __enter__(self) -> Self:
         if self.live:
-            self.live.start()
+            self.enter_context(self.live)
         return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self.live:
-            self.live.stop()
 
     def message(self, text: str) -> None:
         """Print a line."""
@@ -84,10 +80,8 @@ class StudyProgress:
         running = [job for job in self.jobs if job in self.running]
         done = [job for job in self.jobs if self.states[job].done]
         queued = [job for job in self.jobs if job not in self.running and not self.states[job].done]
-        chosen = {*running[:rows], *queued[: max(0, rows - len(running)) // 2]}
-        for job in [*reversed(done), *queued]:
-            if len(chosen) < rows:
-                chosen.add(job)
+        ranked = [*running, *queued[: max(0, rows - len(running)) // 2], *reversed(done), *queued]
+        chosen = list(dict.fromkeys(ranked))[:rows]
         return [job for job in self.jobs if job in chosen]
 
     def _row(self, job: Job) -> tuple[str | Text | ProgressBar, ...]:

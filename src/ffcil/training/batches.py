@@ -5,8 +5,6 @@ of the fit and the epoch only. So a run can resume at any epoch without saved ge
 same with and without a captured graph, on a CPU and on a GPU.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

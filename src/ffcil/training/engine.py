@@ -1,13 +1,11 @@
 """`Engine`: the device, the precision and the compilation that training runs with."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from lightning_fabric import Fabric
@@ -36,7 +34,7 @@ class Engine:
     compile: bool
 
     @classmethod
-    def create(cls, device: str, settings: TrainSettings) -> Engine:
+    def create(cls, device: str, settings: TrainSettings) -> Self:
         """Create an engine for cpu or cuda[:n]. On a CPU, results are bit-equal for a given number of threads."""
         if not (match := re.fullmatch(r"(cpu)|(cuda)(?::(\d+))?", device)):
             raise InputError(f"Unknown device {device!r}: choose cpu or cuda.")

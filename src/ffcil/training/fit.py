@@ -1,14 +1,12 @@
 """`fit()`: the one training loop, for images and for stored features. Inside an epoch nothing waits for the device."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +56,7 @@ class Optimisation:
     optimiser: Literal["sgd", "adam"] = "sgd"
 
     @classmethod
-    def of_phase(cls, phase: Phase, momentum: float) -> Optimisation:
+    def of_phase(cls, phase: Phase, momentum: float) -> Self:
         return cls(phase.epochs, partial(phase_rate, phase), phase.weight_decay, momentum)
 
     def build(

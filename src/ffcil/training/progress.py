@@ -1,7 +1,5 @@
 """`Listener`: the one protocol by which training, runs and classifiers report their progress."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

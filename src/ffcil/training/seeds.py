@@ -1,7 +1,5 @@
 """Seeds for every use of randomness, derived from the seed of a run."""
 
-from __future__ import annotations
-
 import hashlib
 
 

@@ -1,7 +1,5 @@
 """Parts of methods that tune the ViT by adapters."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Sequence
 from typing import cast

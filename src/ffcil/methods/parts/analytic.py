@@ -1,7 +1,5 @@
 """Parts of methods with an analytic head: their fields, the weights of samples, and whose images choose the ridge."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal

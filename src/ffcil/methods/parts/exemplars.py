@@ -1,7 +1,5 @@
 """Exemplars: the training images that a method keeps, chosen by herding, and the nearest-mean classifier on them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,9 +1,8 @@
 """Parts of methods that add a feature extractor at every step: the frozen extractors and the auxiliary head."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +43,7 @@ class AuxiliaryHead(GrowingLinear):
     old_classes = 0
 
     @classmethod
-    def for_step(cls, increment: Increment, features: int, device: torch.device) -> AuxiliaryHead:
+    def for_step(cls, increment: Increment, features: int, device: torch.device) -> Self:
         """A fresh head for the new classes of a step and one class for all old ones."""
         head = cls(features).to(device)
         head.grow(len(increment.classes) + 1)

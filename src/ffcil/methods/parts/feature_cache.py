@@ -1,7 +1,5 @@
 """A cache of test features by networks that no longer change: each network sees a test image once per run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

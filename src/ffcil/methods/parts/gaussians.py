@@ -4,10 +4,9 @@ SLCA introduced this classifier alignment (Zhang et al., ICCV 2023); several met
 Gaussian of a class describes the feature space in which the class was learned and is never updated.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -56,7 +55,7 @@ class HeadTraining:
     engine: Engine
 
     @classmethod
-    def create(cls, settings: LearnerSettings, config: GaussianHeadConfig, period: int) -> HeadTraining:
+    def create(cls, settings: LearnerSettings, config: GaussianHeadConfig, period: int) -> Self:
         """`period`: Number of epochs in which the cosine schedule falls to zero; after them it rises again."""
         rate = partial(cosine_rate, config.head_learning_rate, period)
         optimisation = Optimisation(config.head_epochs, rate, settings.train.later.weight_decay)
@@ -64,18 +63,11 @@ class HeadTraining:
         return cls(draws, optimisation, settings.framework.reduction, settings.engine)
 
     def train(
-        self,
-        head: nn.Module,
-        gaussians: ClassStatistics,
-        generator: torch.Generator,
-        mean_scale: Tensor | None = None,
+        self, head: nn.Module, gaussians: ClassStatistics, generator: torch.Generator, mean_scale: Tensor | None = None
     ) -> float:
-        """Train `head`, from features [B, D] to scores [B, C]. Returns the mean loss of the last epoch.
+        """Train `head`, from features [B, D] to scores [B, C], and return the mean loss of the last epoch.
 
-        Args:
-            generator: Draws and shuffles the features, on their device.
-            mean_scale: Factor on the mean of each class, [C].
-        """
+        `generator` draws and shuffles the features; `mean_scale` [C] is a factor on the mean of each class."""
         device = gaussians.means.device
         shape = (gaussians.classes, self.draws, gaussians.means.shape[1])
         targets = torch.arange(gaussians.classes, device=device).repeat_interleave(self.draws)

@@ -1,7 +1,5 @@
 """`Teacher`: the network as it was at the end of the previous step."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

@@ -1,10 +1,9 @@
 """Contents of a report: all tables and figures that the runs allow, and the reasons why others are missing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from ffcil.report.analyse.ablation import Ablation, ablations
 from ffcil.report.analyse.groups import Group, count, group_runs
@@ -30,17 +29,17 @@ class Contents:
     """One sentence for each run that cannot be read."""
 
     @classmethod
-    def read(cls, folder: Path | str) -> Contents:
+    def read(cls, folder: Path | str) -> Self:
         """Contents from all runs at or below a folder. Damaged runs are listed and excluded."""
         return cls.from_runs(*read_runs(folder))
 
     @classmethod
-    def from_runs(cls, runs: Sequence[RunRecord], damaged: Sequence[str] = ()) -> Contents:
+    def from_runs(cls, runs: Sequence[RunRecord], damaged: Sequence[str] = ()) -> Self:
         """Contents from these runs. `damaged` has one sentence for each run that could not be read."""
         rows = tuple(compare(runs))
         return cls(
             runs=tuple(runs),
-            groups=tuple(group_runs(run for run in runs if run.finished)),
+            groups=tuple(group_runs(runs)),
             rows=rows,
             ablations=tuple(ablations(runs)),
             alphas=tuple(sweeps(rows, "alpha")),
@@ -53,29 +52,25 @@ class Contents:
     def changed(self) -> list[Row]:
         """Scored rows with a drop or a recovery, without the secondary points of sweeps."""
         scored = [row for row in self.rows if row.scored and row.group.is_main]
-        return [row for row in scored if row.drop("average") or row.recovery("average")]
-
-    @property
-    def uneven(self) -> list[Group]:
-        """Groups whose classes arrived in steps of different sizes."""
-        return [group for group in self.groups if group.is_uneven]
+        return [row for row in scored if row.change("FF.org", "average") or row.change("FF.ours", "average")]
 
     @property
     def left_out(self) -> dict[str, str]:
         """Tables and figures that these runs do not allow, with the reason."""
-        needed = "finished runs of one method that differ only in"
+        sweep = "it needs finished runs of one method that differ only in arrivals.{}, with at least two values"
+        pairs = "it needs finished runs with and without the framework that have the same seeds and device"
         reasons = {
             "comparison": (self.rows, "no run of an original method or of the whole framework is finished"),
             "curves and forgetting": (self.groups, "no run is finished"),
             "drop and recovery": (self.changed, "it needs finished runs of two settings with the same seeds"),
-            "alpha": (self.alphas, f"it needs {needed} arrivals.alpha, with at least two values"),
-            "order": (self.orders, f"it needs {needed} arrivals.order, with at least two values"),
+            "alpha": (self.alphas, sweep.format("alpha")),
+            "order": (self.orders, sweep.format("order")),
             "ablation": (self.ablations, "no finished run has only some parts of the framework"),
-            "overhead": (
-                self.costs,
-                "it needs finished runs with and without the framework that have the same seeds and device",
+            "overhead": (self.costs, pairs),
+            "class sizes": (
+                any(group.is_uneven for group in self.groups),
+                "no finished run has steps of different sizes",
             ),
-            "class sizes": (self.uneven, "no finished run has steps of different sizes"),
         }
         return {name: reason for name, (available, reason) in reasons.items() if not available}
 

@@ -1,11 +1,10 @@
 """Differences between two runs, or between two studies whose runs are compared in pairs."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,22 +19,13 @@ from ffcil.report.read.records import RunRecord
 Pair = tuple[RunRecord, RunRecord]
 
 
-@dataclass(frozen=True)
-class PairedValues:
-    """Values of one quantity, of A and of B, in every pair of runs that has both."""
+class PairedMeans(NamedTuple):
+    """Means of A and of B over the pairs of runs that have both values."""
 
-    values: tuple[tuple[float, float], ...]
-
-    @property
-    def change(self) -> Change:
-        """B minus A."""
-        return Change(tuple(b - a for a, b in self.values), "A")
-
-    @property
-    def means(self) -> tuple[float, float]:
-        """Mean of A and mean of B."""
-        a, b = (float(np.mean([pair[side] for pair in self.values])) for side in (0, 1))
-        return a, b
+    a: float
+    b: float
+    change: Change
+    """B minus A."""
 
 
 @dataclass(frozen=True)
@@ -84,21 +74,16 @@ class Differences:
         """Pairs of which both runs are finished."""
         return [(a, b) for a, b in self.pairs if a.finished and b.finished]
 
-    def values(self, classifiers: Classifiers, metric: Metric) -> PairedValues:
-        """Values of a metric in every pair of finished runs."""
+    def means(self, classifiers: Classifiers, metric: Metric) -> PairedMeans | None:
+        """Means of a metric over the pairs of finished runs; None without a value."""
         measure = METRICS[metric]
-        both = [(measure(a), measure(b)) for a, b in filter(None, map(classifiers.tables, self.finished))]
-        known = [(a, b) for a, b in both if a is not None and b is not None and not np.isnan(a) and not np.isnan(b)]
-        return PairedValues(tuple(known))
+        return _means((measure(a), measure(b)) for a, b in filter(None, map(classifiers.tables, self.finished)))
 
-    def steps(self, classifiers: Classifiers) -> list[PairedValues]:
-        """Accuracy after each step, in every pair that has finished the step and has test images."""
-        by_step: list[list[tuple[float, float]]] = []
-        for a, b in filter(None, map(classifiers.tables, self.pairs)):
-            for step, values in enumerate(zip(curve(a), curve(b), strict=False)):
-                by_step += [[]] if step == len(by_step) else []
-                by_step[step] += [] if np.isnan(values).any() else [values]
-        return [PairedValues(tuple(values)) for values in by_step]
+    def steps(self, classifiers: Classifiers) -> list[PairedMeans | None]:
+        """Mean accuracies after each step, over the pairs that have finished the step and have test images."""
+        tables = filter(None, map(classifiers.tables, self.pairs))
+        curves = [zip(curve(a), curve(b), strict=False) for a, b in tables]
+        return [_means(values) for values in zip_longest(*curves, fillvalue=(None, None))]
 
     def seen(self, classifiers: Classifiers, step: int) -> str:
         """Number of classes seen after a step (from 1): `5`, `2 to 9` over seeds, `5 / 2 to 9` if A and B differ."""
@@ -113,8 +98,16 @@ class Differences:
         """Mean seconds of a phase in A and in B over finished pairs; None without such a pair."""
         if not self.finished:
             return None
-        a, b = (float(np.mean([pair[side].seconds(phase) for pair in self.finished])) for side in (0, 1))
+        a, b = (float(np.mean([run.seconds(phase) for run in side])) for side in zip(*self.finished, strict=True))
         return a, b
+
+
+def _means(pairs: Iterable[tuple[float | None, float | None]]) -> PairedMeans | None:
+    known = [(a, b) for a, b in pairs if a is not None and b is not None and not np.isnan(a) and not np.isnan(b)]
+    if not known:
+        return None
+    a, b = (float(np.mean(side)) for side in zip(*known, strict=True))
+    return PairedMeans(a, b, Change(tuple(b - a for a, b in known), "A"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,18 +128,15 @@ def differences(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Comparison:
     images = image_sets([*a, *b])
     if len(a) == len(b) == 1:
         return Comparison(_named([((a[0], b[0]),)], images), (), ())
-    for key in KEYS:
-        pairs = _pair(a, b, key, images)
-        if pairs:
-            break
-    else:
+    pairs = next(filter(None, (_pair(a, b, key, images) for key in KEYS)), None)
+    if pairs is None:
         raise InputError(
-            f"No run in {_parent(b)} has the data set and seeds of a run in {_parent(a)}; give two runs, or studies "
-            "that share data set and seeds."
+            f"No run in {b[0].folder.parent} has the data set and seeds of a run in {a[0].folder.parent}; "
+            "give two runs, or studies that share data set and seeds."
         )
     parts: dict[tuple[Any, ...], list[Pair]] = {}
-    for one, other in pairs:
-        parts.setdefault(tuple((_kind(run), images[run]) for run in (one, other)), []).append((one, other))
+    for pair in pairs:
+        parts.setdefault(tuple((_kind(run), images[run]) for run in pair), []).append(pair)
     paired = {run for pair in pairs for run in pair}
     return Comparison(
         _named([tuple(sorted(part, key=lambda pair: pair[0].seeds)) for part in parts.values()], images),
@@ -205,7 +195,3 @@ def _named(parts: Sequence[tuple[Pair, ...]], images: ImageSets) -> tuple[Differ
         condition = {field: value for field, value in flatten(run.config).items() if field in distinguishing}
         named.append(Differences(part, f"{name(part)} ({condition_label(condition)})" if condition else name(part)))
     return tuple(named)
-
-
-def _parent(runs: Sequence[RunRecord]) -> str:
-    return str(runs[0].folder.parent)

@@ -1,9 +1,7 @@
 """Groups of comparable runs: runs that differ only in seeds, schedule and parts of the framework."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,11 +30,11 @@ class Group:
     """Runs, at most one for each setting and seeds."""
     condition: dict[str, Any]
     """Fields that distinguish the group from other groups of the same method and data."""
-    notes: tuple[str, ...]
-    """Sentences on runs that are excluded or have other images."""
+    repeats: tuple[str, ...]
+    """Sentences on runs that are excluded because they repeat others."""
     title: str
     """Title of the method, with its short name if another method has the same title."""
-    images: int = 0
+    images: int
     """Number of the image set, as in `image_sets`."""
     is_main: bool = True
     """Whether the group is the main point of its sweep. The main point is the one with the most runs."""
@@ -78,6 +76,15 @@ class Group:
         """Full name: `iCaRL (alpha 0.1) on glyphs, 50 classes in 10 steps`."""
         return f"{self.title}{f' ({self.label})' if self.label else ''} on {self.data_label}"
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on runs that are excluded or have other images."""
+        if not self.images:
+            return self.repeats
+        names = ", ".join(run.folder.name for run in self.runs)
+        other = f"{self.dataset}: not the same images as in the other runs on data of that name; here {names}."
+        return (*self.repeats, other)
+
     def classifier_name(self, classifier: str) -> str:
         """Name of a classifier: `linear head`."""
         return next(run for run in self.runs if classifier in run.tables).display_name(classifier)
@@ -101,22 +108,30 @@ Family = tuple[str, int, int, int, str]
 
 
 def group_runs(runs: Iterable[RunRecord]) -> list[Group]:
-    """Groups of comparable runs in display order: a lower bound before all other methods, an upper bound after them."""
-    runs = list(runs)
+    """Groups of comparable finished runs, in display order."""
+    runs = [run for run in runs if run.finished]
     images, names = image_sets(runs), titles(runs)
     families: dict[Family, list[RunRecord]] = {}
     for run in runs:
         families.setdefault((run.dataset, images[run], sum(run.sizes), len(run.sizes), run.method), []).append(run)
 
     def rank(key: Family) -> tuple[Any, ...]:
-        (*data, method), bound = key, families[key][0].bound
+        *data, method = key
+        bound = families[key][0].bound
         return (*data, bound != "lower", bound == "upper", method)
 
     groups = []
     for key in sorted(families, key=rank):
         _, number, _, _, method = key
-        groups += [replace(group, title=names[method], images=number) for group in _split(families[key])]
-    return [replace(group, notes=(*group.notes, *_images_note(group))) for group in groups]
+        groups += _split(families[key], names[method], number)
+    return groups
+
+
+def groups_by_schedule(runs: Iterable[RunRecord]) -> Iterator[tuple[Group, str, list[RunRecord]]]:
+    """Every group with each kind of schedule that it has, and the runs of that kind."""
+    for group in group_runs(runs):
+        for schedule in dict.fromkeys(run.schedule for run in group.runs):
+            yield group, schedule, [run for run in group.runs if run.schedule == schedule]
 
 
 def titles(runs: Iterable[RunRecord]) -> dict[str, str]:
@@ -124,13 +139,6 @@ def titles(runs: Iterable[RunRecord]) -> dict[str, str]:
     by_method = {run.method: run.method_name for run in sorted(runs, key=lambda run: run.finished)}
     shown = list(by_method.values())
     return {method: title if shown.count(title) == 1 else f"{title} [{method}]" for method, title in by_method.items()}
-
-
-def _images_note(group: Group) -> list[str]:
-    if not group.images:
-        return []
-    names = ", ".join(run.folder.name for run in group.runs)
-    return [f"{group.dataset}: not the same images as in the other runs on data of that name; here {names}."]
 
 
 def count(number: int, noun: str) -> str:
@@ -164,42 +172,36 @@ def conditions(run: RunRecord) -> dict[str, Any]:
     return {name: value for name, value in flatten(run.config).items() if applies(name, value)}
 
 
-def _split(family: list[RunRecord]) -> list[Group]:
+def _split(family: list[RunRecord], title: str, images: int) -> list[Group]:
     with_fields = [(run, conditions(run)) for run in family]
-    values: dict[str, set[str]] = {}
-    for _, fields in with_fields:
-        for name, value in fields.items():
-            values.setdefault(name, set()).add(json.dumps(value))
-    differing = [name for name, distinct in values.items() if len(distinct) > 1]
+    names = dict.fromkeys(name for _, fields in with_fields for name in fields)
+    values = {name: {json.dumps(fields[name]) for _, fields in with_fields if name in fields} for name in names}
+    differing = [name for name in names if len(values[name]) > 1]
     keyed = [(run, {name: fields[name] for name in differing if name in fields}) for run, fields in with_fields]
     keys: list[dict[str, Any]] = []
     for _, key in keyed:
         if key not in keys and not any(_within(key, other) and key != other for _, other in keyed):
             keys.append(key)
     keys.sort(key=lambda key: [_rank(key.get(name)) for name in differing])
-    groups = [_group([(run, fields) for run, fields in keyed if _within(fields, key)], key) for key in keys]
-    return [
-        replace(group, is_main=group is _main([other for other in groups if _same_sweep(group, other)]))
-        for group in groups
-    ]
+    groups = []
+    for key in keys:
+        selected, repeats = _without_repeats([(run, fields) for run, fields in keyed if _within(fields, key)])
+        groups.append(Group(selected, key, repeats, title, images))
+    return [replace(group, is_main=group is _main(group, groups)) for group in groups]
 
 
-def _same_sweep(group: Group, other: Group) -> bool:
-    """Whether two groups differ only in their schedule."""
+def _main(group: Group, groups: list[Group]) -> Group:
+    """Of the groups that differ only in their schedule, that with the most runs; in a tie, the paper's order."""
 
     def rest(one: Group) -> dict[str, Any]:
         return {name: value for name, value in one.condition.items() if not name.startswith("arrivals.")}
 
-    return rest(group) == rest(other)
+    same_sweep = [other for other in groups if rest(other) == rest(group)]
+    return max(same_sweep, key=lambda one: (len(one.runs), one.condition.get("arrivals.order") == "jumbled"))
 
 
-def _main(groups: list[Group]) -> Group:
-    """The group with the most runs; in a tie, the one with the order of the paper."""
-    return max(groups, key=lambda group: (len(group.runs), group.condition.get("arrivals.order") == "jumbled"))
-
-
-def _group(runs: list[tuple[RunRecord, dict[str, Any]]], key: dict[str, Any]) -> Group:
-    """Group without repeated runs: of runs with equal setting and seeds, the one with the most fields is kept."""
+def _without_repeats(runs: list[tuple[RunRecord, dict[str, Any]]]) -> tuple[tuple[RunRecord, ...], tuple[str, ...]]:
+    """Runs and notes on those left out: of runs with equal setting and seeds, the one with the most fields is kept."""
     kept: dict[tuple[str, Seeds], RunRecord] = {}
     notes = []
     for run, _ in sorted(runs, key=lambda pair: (-len(pair[1]), str(pair[0].folder))):
@@ -209,8 +211,7 @@ def _group(runs: list[tuple[RunRecord, dict[str, Any]]], key: dict[str, Any]) ->
                 f"{run.folder.name} repeats {first.folder.name} ({run.method_name}, {run.setting}, {run.seed_label}) "
                 "and is left out of every result."
             )
-    selected = tuple(run for run, _ in runs if run in kept.values())
-    return Group(selected, key, tuple(notes), selected[0].method_name)
+    return tuple(run for run, _ in runs if run in kept.values()), tuple(notes)
 
 
 def _within(fields: dict[str, Any], others: dict[str, Any]) -> bool:

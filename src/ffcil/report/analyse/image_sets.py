@@ -1,7 +1,5 @@
 """Which runs used the same images. For user data, the name of the data set does not decide this."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
@@ -36,16 +34,13 @@ def may_share_images(run: RunRecord, other: RunRecord) -> bool:
     own, others = run.data, other.data
     if not own or not others:
         return True
-    if _in_order(own) == _in_order(others) and own.get("sample") != others.get("sample"):
+    same_order = all(own.get(field) == others.get(field) for field in ("classes", "image_size"))
+    if same_order and own.get("sample") != others.get("sample"):
         return False
     counts, other_counts = _counts(own), _counts(others)
     if _all_arrive(run) and _all_arrive(other) and counts.keys() != other_counts.keys():
         return False
     return all(counts[name] == other_counts[name] for name in counts.keys() & other_counts.keys())
-
-
-def _in_order(data: dict[str, Any]) -> tuple[Any, ...]:
-    return data.get("classes"), data.get("image_size")
 
 
 def _counts(data: dict[str, Any]) -> dict[str, tuple[Any, ...]]:

@@ -1,7 +1,5 @@
 """Paired statistics: differences between runs with the same seeds, and intervals of their mean."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +7,8 @@ import numpy as np
 
 LEVEL = 0.95
 """Confidence level of every interval."""
+T_INTERVAL = f"{LEVEL:.0%} t interval"
+"""Name of the interval in tables and figures."""
 RESAMPLES = 10_000
 """Number of bootstrap resamples."""
 ENOUGH_PAIRS = 5

@@ -1,7 +1,5 @@
 """The comparison: results in the settings Equ.T, FF.org and FF.ours, and differences between runs with equal seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -20,8 +18,16 @@ METRICS: dict[Metric, Callable[[CountTable], float | None]] = {
     "last": last_accuracy,
     "forgetting": forgetting,
 }
+ACCURACIES: tuple[Metric, ...] = ("average", "last")
+"""The two accuracies that the paper reports."""
 BASELINES = {"FF.org": "Equ.T", "FF.ours": "FF.org", "Equ.ours": "Equ.T"}
 """Setting with which each setting is compared."""
+CAUSES = {
+    "FF.org": "free flow instead of equal steps",
+    "FF.ours": "the framework under free flow",
+    "Equ.ours": "the framework under equal steps",
+}
+"""Cause of the difference between a setting and its baseline."""
 
 
 @dataclass(frozen=True)
@@ -80,15 +86,22 @@ class Row:
         cell = self.cells.get(setting)
         return cell.numbers[metric] if cell else None
 
-    def drop(self, metric: Metric) -> Change | None:
-        """FF.org minus Equ.T: the effect of free flow."""
-        number = self.number("FF.org", metric)
+    def change(self, setting: str, metric: Metric) -> Change | None:
+        """Difference of a metric between a setting and its baseline."""
+        number = self.number(setting, metric)
         return number.change if number else None
 
-    def recovery(self, metric: Metric) -> Change | None:
-        """FF.ours minus FF.org: the effect of the framework under free flow."""
-        number = self.number("FF.ours", metric)
-        return number.change if number else None
+
+@dataclass(frozen=True, eq=False)
+class Effect:
+    """Differences between a setting and its baseline in one row."""
+
+    row: Row
+    setting: str
+    cause: str
+    """What differs between the setting and its baseline."""
+    changes: dict[Metric, Change]
+    """Change of each of the two accuracies."""
 
 
 def compare(runs: Sequence[RunRecord], classifier: str | None = None) -> list[Row]:
@@ -107,6 +120,18 @@ def compare(runs: Sequence[RunRecord], classifier: str | None = None) -> list[Ro
             if classifier in (None, name):
                 rows.append(_row(group, [run for run in whole if name in run.tables], name))
     return sorted(rows, key=lambda row: not row.group.is_main)
+
+
+def effects(rows: Sequence[Row]) -> list[Effect]:
+    """All effects on the two accuracies, wherever a setting and its baseline share seeds."""
+    found = []
+    for row in rows:
+        for setting, cause in CAUSES.items():
+            both = {metric: row.change(setting, metric) for metric in ACCURACIES}
+            changes = {metric: change for metric, change in both.items() if change}
+            if changes:
+                found.append(Effect(row, setting, cause, changes))
+    return found
 
 
 def direction(metric: Metric, value: float) -> Literal["better", "worse", "same"]:

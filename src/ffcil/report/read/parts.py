@@ -1,10 +1,8 @@
 """Parts of the paper's framework that a run used, and the names of their combinations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class Parts:
     """Whether the centre loss was used."""
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], method: Mapping[str, Any]) -> Parts:
+    def of(cls, config: Mapping[str, Any], method: Mapping[str, Any]) -> Self:
         """Parts of a run, from its configuration and from what the run stored of its method."""
         framework, ha = method["framework"], config.get("ha", {})
         alignment, use_ha = framework["alignment"], framework["ha"]
@@ -44,14 +42,20 @@ class Parts:
         parts = ["CWM"] if self.cwm else []
         parts += {"none": ["no alignment"], "wa": ["WA"], "diwa": ["DIWA"]}.get(self.alignment, [])
         if self.ha:
-            missing = [
-                word for word, used in (("surrogates", self.surrogates), ("identity", self.identity)) if not used
-            ]
+            inner = {"surrogates": self.surrogates, "identity": self.identity}
+            missing = [word for word, used in inner.items() if not used]
             parts.append(f"HA without {' and '.join(missing)}" if missing else "HA")
         parts += ["centre loss"] if self.centre else []
         if not parts:
             return "org"
         return "ours" if parts in (["CWM", "DIWA"], ["CWM", "HA"]) else " + ".join(parts)
+
+    @property
+    def label(self) -> str:
+        """Names of the parts that are on: `original`, `CWM`, `CWM + DIWA`."""
+        if self.name == "ours":
+            return "CWM + HA" if self.ha else "CWM + DIWA"
+        return "original" if self.name == "org" else self.name
 
     @property
     def rank(self) -> tuple[Any, ...]:

@@ -1,7 +1,5 @@
 """Runs as reports read them. Every accuracy is computed again from the confusion counts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +25,7 @@ CLASSIFIER_NAMES = {
 }
 """Names of classifiers in tables, for runs that did not store them."""
 BOUNDS = {"finetune": "lower", "joint": "upper"}
-"""Methods that serve as bounds, for runs that did not store it."""
+"""Methods that serve as bounds, for runs that did not store this."""
 
 PHASES = ("train", "memory", "evaluate")
 """Phases of a step whose time is recorded; `memory` is what follows training: alignment, HA, exemplars."""
@@ -57,12 +55,6 @@ class RunRecord(StoredRun):
     def method_name(self) -> str:
         """Name of the method in tables; for an unfinished run the short name."""
         return str((self.summary or {}).get("title", self.method))
-
-    @property
-    def bound(self) -> str | None:
-        """`lower` or `upper` if the method serves as a bound."""
-        bound: str | None = self.method_facts.get("bound", BOUNDS.get(self.method))
-        return bound
 
     @property
     def seeds(self) -> Seeds:
@@ -98,14 +90,11 @@ class RunRecord(StoredRun):
     @property
     def setting(self) -> str:
         """The paper's name for the schedule and the framework; `FF with CWM` if only some parts are on."""
-        parts = self.parts.name
-        if self.schedule not in ("Equ", "FF"):
-            return {"org": self.schedule, "ours": f"{self.schedule}, robust"}.get(
-                parts, f"{self.schedule} with {parts}"
-            )
-        if parts in ("org", "ours"):
-            return {"Equ.org": "Equ.T"}.get(f"{self.schedule}.{parts}", f"{self.schedule}.{parts}")
-        return f"{self.schedule} with {parts}"
+        schedule, parts = self.schedule, self.parts.name
+        names = {"org": schedule, "ours": f"{schedule}, robust"}
+        if schedule in ("Equ", "FF"):
+            names = {"org": "Equ.T" if schedule == "Equ" else "FF.org", "ours": f"{schedule}.ours"}
+        return names.get(parts, f"{schedule} with {parts}")
 
     @property
     def scored(self) -> str | None:
@@ -117,6 +106,12 @@ class RunRecord(StoredRun):
     @property
     def device(self) -> str:
         return str(self.environment.get("device", "an unknown device"))
+
+    @property
+    def bound(self) -> str | None:
+        """`lower` or `upper` if the method serves as a bound in comparisons."""
+        bound: str | None = self.method_facts.get("bound", BOUNDS.get(self.method))
+        return bound
 
     def display_name(self, classifier: str) -> str:
         """Name of a classifier in tables: that of its method, or for earlier runs a usual one."""

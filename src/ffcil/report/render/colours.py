@@ -1,7 +1,5 @@
 """Colours of settings, the same in every figure."""
 
-from __future__ import annotations
-
 from ffcil.report.read.records import RunRecord
 
 SETTING_COLOURS = {"Equ.T": "#3f8fd2", "FF.org": "#e0662f", "FF.ours": "#12a17a", "Equ.ours": "#a874c9"}

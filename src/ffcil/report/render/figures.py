@@ -12,8 +12,7 @@ import numpy as np
 from ffcil.arrivals import Arrivals
 from ffcil.errors import InputError
 from ffcil.metrics import curve, step_accuracy
-from ffcil.report.analyse.class_sizes import class_points, mean_by_size
-from ffcil.report.analyse.curves import accuracy_range, distinct_schedules, mean_curve, runs_by_seeds
+from ffcil.report.analyse import curves
 from ffcil.report.analyse.groups import Group, count, group_runs
 from ffcil.report.analyse.overhead import TIMES, Cost
 from ffcil.report.analyse.sweeps import Sweep
@@ -56,7 +55,7 @@ def plot_curves(runs: Sequence[RunRecord], *paths: Path | str) -> Path:
 
     Thin lines are single runs, thick lines their mean. Only finished runs and the scored classifier are drawn.
     """
-    return plot_group_curves(group_runs(run for run in runs if run.finished), *paths)
+    return plot_group_curves(group_runs(runs), *paths)
 
 
 def plot_group_curves(groups: Sequence[Group], *paths: Path | str) -> Path:
@@ -67,11 +66,11 @@ def plot_group_curves(groups: Sequence[Group], *paths: Path | str) -> Path:
     rows = -(-len(groups) // columns)
     figure = _new_figure(paths, (max(5.6, 4.2 * columns), 4.4 * rows))
     for panel, group in zip(np.ravel(figure.subfigures(rows, columns, squeeze=False)), groups, strict=False):
-        schedules = distinct_schedules(group.runs)
-        curves, schedule = panel.subplots(2, 1, sharex=True, height_ratios=[4, 1 + 0.15 * len(schedules)])
-        _draw_curves(curves, group)
-        _draw_schedules(schedule, schedules)
-        _remove_frame(curves, schedule)
+        schedules = curves.distinct_schedules(group.runs)
+        above, below = panel.subplots(2, 1, sharex=True, height_ratios=[4, 1 + 0.15 * len(schedules)])
+        _draw_curves(above, group)
+        _draw_schedules(below, schedules)
+        _remove_frame(above, below)
     return _save(figure, paths)
 
 
@@ -85,10 +84,12 @@ def _draw_curves(axes: Axes, group: Group) -> None:
         label = f"{setting}, {count(len(tables), 'run')}"
         # Markers show steps; a mean over different schedules has no steps.
         marker = "o" if len({table.seen for table in tables}) == 1 else None
-        axes.plot(*mean_curve(tables), color=colour(setting), linewidth=2, marker=marker, markersize=3, label=label)
+        axes.plot(
+            *curves.mean_curve(tables), color=colour(setting), linewidth=2, marker=marker, markersize=3, label=label
+        )
     axes.set_title(f"{group.method_label(scored)}\n{group.data_label}", fontsize=10)
     axes.set_ylabel("Accuracy on all classes seen (%)")
-    axes.set_ylim(*accuracy_range(runs))
+    axes.set_ylim(*curves.accuracy_range(runs))
     axes.grid(axis="y", linewidth=0.5, alpha=0.4)
     axes.legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=8 if len(settings_of(runs)) < 5 else 6.5)
 
@@ -105,13 +106,14 @@ def _draw_schedules(axes: Axes, schedules: dict[str, RunRecord]) -> None:
 
 def plot_changes(rows: Sequence[Row], *paths: Path | str) -> Path:
     """Draw drop and recovery of every scored row. Bars are means, dots pairs of runs, whiskers t intervals."""
-    shown = [row for row in rows if row.scored and (row.drop("last") or row.recovery("last"))]
+    settings = {"FF.org": "drop", "FF.ours": "recovery"}
+    shown = [row for row in rows if row.scored and any(row.change(setting, "last") for setting in settings)]
     figure = _new_figure(paths, (9.6, 1.4 + 0.62 * len(shown)))
-    panels: list[Axes] = list(figure.subplots(1, 2, sharey=True))
+    panels = _named_panels(figure, [f"{row.label}\n{row.data_label}" for row in shown])
     for axes, (metric, symbol) in zip(panels, TEX_SYMBOLS.items(), strict=True):
-        for k, (setting, of, name) in enumerate((("FF.org", Row.drop, "drop"), ("FF.ours", Row.recovery, "recovery"))):
+        for k, (setting, name) in enumerate(settings.items()):
             for place, row in enumerate(shown):
-                change = of(row, metric)
+                change = row.change(setting, metric)
                 if change is None:
                     continue
                 error = [[side] for side in change.whiskers] if any(change.whiskers) else None
@@ -121,9 +123,6 @@ def plot_changes(rows: Sequence[Row], *paths: Path | str) -> Path:
             axes.barh(0, 0, color=colour(setting), alpha=0.8, label=name)  # entry of the legend
         axes.axvline(0, color="0.3", linewidth=0.8)
         axes.set_xlabel(f"Change of {symbol} (points)")
-        _remove_frame(axes)
-    panels[0].set_yticks(range(len(shown)), [f"{row.label}\n{row.data_label}" for row in shown], fontsize=8)
-    panels[0].invert_yaxis()
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False, fontsize=8)
     return _save(figure, paths)
 
@@ -146,7 +145,7 @@ def plot_sweeps(sweeps: Sequence[Sweep], *paths: Path | str) -> Path:
 def _draw_sweep(axes: Axes, sweep: Sweep, metric: Metric) -> None:
     places = np.arange(len(sweep.points))
     for k, setting in enumerate(sweep.settings):
-        numbers = [row.number(setting, metric) for _, row in sweep.points]
+        numbers = sweep.numbers(setting, metric)
         means = np.array([n.mean if n else np.nan for n in numbers])
         spread = np.array([n.std or 0.0 if n else 0.0 for n in numbers])
         if sweep.field == "alpha":
@@ -164,26 +163,30 @@ def _draw_sweep(axes: Axes, sweep: Sweep, metric: Metric) -> None:
 def plot_costs(costs: Sequence[Cost], *paths: Path | str) -> Path:
     """Draw the ratio of training and testing times with and without parts of the framework. Dots are pairs of runs."""
     figure = _new_figure(paths, (9.6, 1.4 + 0.4 * len(costs)))
-    panels: list[Axes] = list(figure.subplots(1, 2, sharey=True))
-    for axes, phase in zip(panels, TIMES, strict=True):
+    panels = _named_panels(figure, [f"{c.group.title}, {c.schedule}, {c.group.data_label}\n{c.parts}" for c in costs])
+    for axes, time in zip(panels, TIMES, strict=True):
         for place, cost in enumerate(costs):
-            ratio = cost.ratio(phase)
+            ratio, ratios = cost.ratio(time), cost.ratios(time)
             if ratio is not None:
                 axes.barh(place, ratio, 0.6, color=colour("Equ.T"), alpha=0.7)
-                ratios = cost.ratios(phase)
                 axes.plot(ratios, [place] * len(ratios), ".", color="0.2", markersize=4)
         axes.axvline(1, color="0.3", linewidth=0.8, linestyle=":")
-        axes.set_xlabel(f"{phase.capitalize()} time relative to the original method")
-        _remove_frame(axes)
-    labels = [f"{c.group.title}, {c.schedule}, {c.group.data_label}\n{c.parts}" for c in costs]
-    panels[0].set_yticks(range(len(costs)), labels, fontsize=8)
-    panels[0].invert_yaxis()
+        axes.set_xlabel(f"{time.capitalize()} time relative to the original method")
     return _save(figure, paths)
+
+
+def _named_panels(figure: Figure, names: Sequence[str]) -> list[Axes]:
+    """Two panels side by side, for bars whose names stand at the left."""
+    panels: list[Axes] = list(figure.subplots(1, 2, sharey=True))
+    panels[0].set_yticks(range(len(names)), names, fontsize=8)
+    panels[0].invert_yaxis()
+    _remove_frame(*panels)
+    return panels
 
 
 def plot_memory(group: Group, *paths: Path | str) -> Path:
     """Draw the accuracy after each step (rows) on the classes of each earlier step (columns), for runs of one seed."""
-    runs = runs_by_seeds(run for run in group.runs if run.scored in run.tables)[0]
+    runs = curves.runs_by_seeds(run for run in group.runs if run.scored in run.tables)[0]
     figure = _new_figure(paths, (3.1 * len(runs) + 0.9, 3.4))
     panels = np.ravel(figure.subplots(1, len(runs), squeeze=False))
     for axes, run in zip(panels, runs, strict=True):
@@ -201,11 +204,9 @@ def plot_class_sizes(groups: Sequence[Group], *paths: Path | str) -> Path:
     figure = _new_figure(paths, (8.4, 3.1 * len(groups)))
     for panels, group in zip(figure.subplots(len(groups), 2, squeeze=False), groups, strict=True):
         scored = classifiers_of(group.runs)[0]
-        points = class_points(group.runs, scored)
         for axes, paired in zip(panels, (False, True), strict=True):
-            for setting in settings_of(group.runs):
-                selected = [p for p in points if p.run.setting == setting and not (paired and setting == "Equ.T")]
-                means = mean_by_size(selected, paired)
+            for setting, points in curves.class_points(group.runs, scored, paired).items():
+                means = curves.mean_by_size(points)
                 heights = [mean for mean, _ in means.values()]
                 axes.plot(list(means), heights, "o-", color=colour(setting), markersize=4, label=setting)
             axes.set_xlabel("New classes in the step of the class")

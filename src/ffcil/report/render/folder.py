@@ -1,26 +1,14 @@
 """The folder of a report: the page, all tables and all figures."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ffcil.report.analyse.contents import Contents
 from ffcil.report.analyse.groups import Group
-from ffcil.report.render.csv import ablation_csv, comparison_csv, evidence_csv
-from ffcil.report.render.figures import (
-    plot_changes,
-    plot_class_sizes,
-    plot_costs,
-    plot_group_curves,
-    plot_memory,
-    plot_sweeps,
-)
-from ffcil.report.render.latex import ablation_latex, comparison_latex
-from ffcil.report.render.markdown import ablation_markdown, comparison_markdown, evidence_markdown
+from ffcil.report.render import figures, latex, tables
 from ffcil.report.render.page import TITLE, write_page
 
 FIGURE_FORMATS = ("svg", "png")
@@ -38,47 +26,47 @@ def _write_tables(contents: Contents, out: Path) -> list[Path]:
     rows, ablations = contents.rows, contents.ablations
     texts: dict[str, str] = {}
     if rows:
-        texts |= {"table.md": comparison_markdown(rows), "table.tex": comparison_latex(rows)}
-        texts["table.csv"] = comparison_csv(rows)
+        texts["table.md"] = tables.comparison_markdown(rows)
+        texts["table.tex"] = latex.comparison_latex(rows)
+        texts["table.csv"] = tables.comparison_csv(rows)
     if contents.changed:
-        texts |= {"evidence.md": evidence_markdown(rows), "evidence.csv": evidence_csv(rows)}
+        texts["evidence.md"] = tables.evidence_markdown(rows)
+        texts["evidence.csv"] = tables.evidence_csv(rows)
     if ablations:
-        texts |= {"ablation.md": ablation_markdown(ablations), "ablation.csv": ablation_csv(ablations)}
-        texts["ablation.tex"] = ablation_latex(ablations)
+        texts["ablation.md"] = tables.ablation_markdown(ablations)
+        texts["ablation.csv"] = tables.ablation_csv(ablations)
+        texts["ablation.tex"] = latex.ablation_latex(ablations)
     for name, text in texts.items():
         (out / name).write_text(text, encoding="utf-8")
     return [out / name for name in texts]
 
 
 def _write_figures(contents: Contents, folder: Path) -> list[Path]:
-    drawn: dict[str, Callable[..., Path]] = {}
+    written: dict[str, list[Path]] = {}
 
-    def add(name: str, draw: Callable[..., Path]) -> None:
-        """Add a figure under a valid file name, which is numbered if it is already used."""
+    def write(name: str, plot: Callable[..., Path], values: Any) -> None:
+        """Draw a figure under a valid file name, which is numbered if it is already used."""
         slug = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
-        free = (slug if k == 1 else f"{slug}-{k}" for k in itertools.count(1))
-        drawn[next(name for name in free if name not in drawn)] = draw
+        numbered = (slug if k == 1 else f"{slug}-{k}" for k in itertools.count(1))
+        free = next(name for name in numbered if name not in written)
+        written[free] = [folder / f"{free}.{suffix}" for suffix in FIGURE_FORMATS]
+        plot(values, *written[free])
 
     by_data: dict[str, list[Group]] = {}
     for group in contents.groups:
         by_data.setdefault(group.data_label, []).append(group)
         if group.is_main:
-            add(f"forgetting-{group.name}", partial(plot_memory, group))
+            write(f"forgetting-{group.name}", figures.plot_memory, group)
     for data, groups in by_data.items():
-        add(f"curves-{data}", partial(plot_group_curves, groups))
-        uneven = [group for group in groups if group.is_uneven and group.is_main]
-        if uneven:
-            add(f"class-sizes-{data}", partial(plot_class_sizes, uneven))
-    if contents.changed:
-        add("drop-and-recovery", partial(plot_changes, contents.changed))
-    for name, sweeps in (("alpha", contents.alphas), ("order", contents.orders)):
-        if sweeps:
-            add(name, partial(plot_sweeps, sweeps))
-    if contents.costs:
-        add("overhead", partial(plot_costs, contents.costs))
-    written = []
-    for name, draw in drawn.items():
-        paths = [folder / f"{name}.{suffix}" for suffix in FIGURE_FORMATS]
-        draw(*paths)
-        written += paths
-    return written
+        write(f"curves-{data}", figures.plot_group_curves, groups)
+        if uneven := [group for group in groups if group.is_uneven and group.is_main]:
+            write(f"class-sizes-{data}", figures.plot_class_sizes, uneven)
+    for name, plot, values in (
+        ("drop-and-recovery", figures.plot_changes, contents.changed),
+        ("alpha", figures.plot_sweeps, contents.alphas),
+        ("order", figures.plot_sweeps, contents.orders),
+        ("overhead", figures.plot_costs, contents.costs),
+    ):
+        if values:
+            write(name, plot, values)
+    return [path for paths in written.values() for path in paths]

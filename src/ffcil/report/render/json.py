@@ -1,10 +1,8 @@
 """Differences between runs as values for JSON."""
 
-from __future__ import annotations
-
 from typing import Any
 
-from ffcil.report.analyse.differences import Comparison, Differences, PairedValues
+from ffcil.report.analyse.differences import Comparison, Differences, PairedMeans
 from ffcil.report.analyse.tables import METRICS
 from ffcil.report.read.records import PHASES
 
@@ -22,7 +20,7 @@ def _part(part: Differences) -> dict[str, Any]:
     classifiers = {}
     for pair in part.classifiers:
         steps = [{"step": step} | (_change(values) or {}) for step, values in enumerate(part.steps(pair), start=1)]
-        summary = {metric: _change(part.values(pair, metric)) for metric in METRICS}
+        summary = {metric: _change(part.means(pair, metric)) for metric in METRICS}
         classifiers[pair.name] = {"a": pair.a, "b": pair.b, "summary": summary, "steps": steps}
     times = {phase: part.seconds(phase) for phase in PHASES}
     return {
@@ -35,10 +33,10 @@ def _part(part: Differences) -> dict[str, Any]:
     }
 
 
-def _change(paired: PairedValues) -> dict[str, Any] | None:
-    if not paired.values:
+def _change(means: PairedMeans | None) -> dict[str, Any] | None:
+    if means is None:
         return None
-    (a, b), change = paired.means, paired.change
-    numbers = {"a": a, "b": b, "difference": change.value, "pairs": change.pairs}
+    change = means.change
+    numbers = {"a": means.a, "b": means.b, "difference": change.value, "pairs": change.pairs}
     intervals = {"interval": change.interval, "bootstrap_interval": change.bootstrap}
     return numbers | intervals | {"differences": change.differences}

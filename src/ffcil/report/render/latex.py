@@ -1,16 +1,19 @@
 """LaTeX tables in the layout of the paper's tables."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from typing import Any
 
-from ffcil.report.analyse.ablation import Ablation, AblationLine
-from ffcil.report.analyse.tables import Cell, Metric, Number, Row, direction, settings_in
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from ffcil.report.analyse.ablation import Ablation
+from ffcil.report.analyse.tables import Cell, Row, direction, settings_in
+from ffcil.report.read.parts import Parts
 from ffcil.report.render.text import ARROWS, NOTHING, TEX_SYMBOLS, arrow, legend, runs_text
 
-COLOURS = {"better": "34,139,34", "worse": "178,34,34", "same": "128,128,128"}
 DATA_SETS_ACROSS = 2
 """Number of data sets side by side, as in the paper; further data sets go below."""
+ByData = dict[str, Row]
+"""Rows of one method by data set."""
 
 
 def comparison_latex(rows: Sequence[Row]) -> str:
@@ -19,137 +22,60 @@ def comparison_latex(rows: Sequence[Row]) -> str:
     Methods on the same data sets share a block. Only the main point of a sweep is included.
     """
     rows = [row for row in rows if row.group.is_main]
-    settings = settings_in(rows)
-    width = len(settings) * len(TEX_SYMBOLS)
-    across = min(DATA_SETS_ACROSS, max((len(data) for data, _ in _blocks(rows)), default=1))
-    lines = [
-        "% \\usepackage{booktabs,xcolor}",
-        *(f"% {line}" for line in legend(rows).split("\n")),
-        f"\\begin{{tabular}}{{@{{}}l*{{{width * across}}}{{c}}@{{}}}}",
-        "\\toprule",
-    ]
-    for data, by_method in _blocks(rows):
-        for start in range(0, len(data), across):
-            if lines[-1] != "\\toprule":
-                lines.append("\\midrule")
-            lines += _block(data[start : start + across], by_method, settings, across)
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
-
-
-ByMethod = dict[tuple[str, ...], dict[str, Row]]
-"""Rows by line of the table and by data."""
-
-
-def _blocks(rows: Sequence[Row]) -> list[tuple[tuple[str, ...], ByMethod]]:
-    by_method: ByMethod = {}
+    by_method: dict[tuple[str, ...], ByData] = {}
     for row in rows:
-        method: tuple[str, ...] = (row.group.runs[0].method, row.classifier, repr(row.group.condition))
+        method = (row.group.runs[0].method, row.classifier, repr(row.group.condition))
         by_method.setdefault(method, {})[row.data_label] = row
-    blocks: dict[tuple[str, ...], ByMethod] = {}
-    for method, by_data in by_method.items():
-        blocks.setdefault(tuple(by_data), {})[method] = by_data
-    return list(blocks.items())
-
-
-def _block(data: Sequence[str], by_method: ByMethod, settings: Sequence[str], across: int) -> list[str]:
-    width = len(settings) * len(TEX_SYMBOLS)
-    empty = " &" * (width * (across - len(data)))
-    heads = [f"\\multicolumn{{{width}}}{{c}}{{\\textbf{{{escape(one)}}}}}" for one in data]
-    names = [f"\\multicolumn{{{len(TEX_SYMBOLS)}}}{{c}}{{\\textbf{{{escape(s)}}}}}" for s in settings] * len(data)
-    metrics = list(TEX_SYMBOLS.values()) * len(settings) * len(data)
-    lines = [
-        f"& {' & '.join(heads)}{empty} \\\\",
-        _rules(width, len(data)),
-        f"& {' & '.join(names)}{empty} \\\\",
-        _rules(len(TEX_SYMBOLS), len(settings) * len(data)),
-        f"Method & {' & '.join(metrics)}{empty} \\\\",
-        "\\midrule",
-    ]
+    methods: dict[tuple[str, ...], list[ByData]] = {}
     for by_data in by_method.values():
-        label = by_data[data[0]].label
-        counts = "; ".join(", ".join(runs_text(by_data[one].cells.get(s)) for s in settings) for one in data)
-        lines.append(f"\\shortstack[l]{{{escape(label)}\\strut\\\\{{\\scriptsize\\strut $n$ = {escape(counts)}}}}}")
-        lines += [f"  & {_number(m, by_data[one].number(s, m))}" for one in data for s in settings for m in TEX_SYMBOLS]
-        lines[-1] += f"{empty} \\\\"
-    return lines
-
-
-def _rules(width: int, times: int, first: int = 2) -> str:
-    return " ".join(f"\\cmidrule(lr){{{first + width * i}-{first - 1 + width * (i + 1)}}}" for i in range(times))
-
-
-ABLATED = [*TEX_SYMBOLS.values(), "$n$"]
-"""Columns of each method in an ablation."""
+        methods.setdefault(tuple(by_data), []).append(by_data)
+    across = min(DATA_SETS_ACROSS, max(map(len, methods), default=1))
+    blocks = [
+        (data[start : start + across], [[by_data[one] for one in data[start : start + across]] for by_data in found])
+        for data, found in methods.items()
+        for start in range(0, len(data), across)
+    ]
+    return _render("table.tex", blocks=blocks, across=across, settings=settings_in(rows), legend=legend(rows))
 
 
 def ablation_latex(ablations: Sequence[Ablation]) -> str:
     """The paper's Table 2: choices of parts in lines, methods in columns, each with its number of runs."""
-    kinds: dict[tuple[str, bool], list[Ablation]] = {}
+    blocks: dict[tuple[str, bool], list[Ablation]] = {}
     for one in ablations:
-        kinds.setdefault((one.data_label, any(line.parts.ha for line in one.lines)), []).append(one)
-    most = max((len(methods) for methods in kinds.values()), default=1)
-    lines = [
-        "% \\usepackage{booktabs,xcolor,amssymb}",
-        f"% Mean and sample standard deviation over $n$ runs. {ARROWS}",
-        f"\\begin{{tabular}}{{@{{}}cccc*{{{len(ABLATED) * most}}}{{c}}@{{}}}}",
-        "\\toprule",
-    ]
-    for (data, with_ha), methods in kinds.items():
-        if lines[-1] != "\\toprule":
-            lines.append("\\midrule")
-        lines += _ablation_block(data, with_ha, methods, most)
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
+        blocks.setdefault((one.data_label, any(parts.ha for parts in one.cells)), []).append(one)
+    return _render("ablation.tex", blocks=blocks, across=max(map(len, blocks.values()), default=1))
 
 
-def _ablation_block(data: str, with_ha: bool, methods: Sequence[Ablation], most: int) -> list[str]:
-    second = ["HA", r"$\mathcal{L}_{\mathrm{idn}}$", "SF"] if with_ha else ["WA", "DIWA", ""]
-    empty = " &" * (len(ABLATED) * (most - len(methods)))
-    heads = [f"\\multicolumn{{{len(ABLATED)}}}{{c}}{{{escape(one.label)}}}" for one in methods]
-    lines = [
-        f"\\multicolumn{{4}}{{@{{}}l}}{{\\textit{{{escape(data)}}}}} & {' & '.join(heads)}{empty} \\\\",
-        _rules(len(ABLATED), len(methods), first=5),
-        f"CWM & {' & '.join(second)} & {' & '.join(ABLATED * len(methods))}{empty} \\\\",
-        "\\midrule",
-    ]
-    choices = {line.name: line for one in methods for line in one.lines}
-    for choice in sorted(choices.values(), key=lambda line: line.parts.rank):
-        cells = [{line.name: line.cell for line in one.lines}.get(choice.name) for one in methods]
-        texts = [text for cell in cells for text in _ablated(cell)]
-        lines.append(f"{' & '.join(_ticks(choice, with_ha))} & {' & '.join(texts)}{empty} \\\\")
-    return lines
+def _ablation_lines(methods: Sequence[Ablation]) -> list[tuple[Parts, list[Cell | None]]]:
+    """Every choice of parts with the results of each method."""
+    choices = {parts.label: parts for one in methods for parts in one.cells}
+    by_label = [{parts.label: cell for parts, cell in one.cells.items()} for one in methods]
+    ordered = sorted(choices.values(), key=lambda parts: parts.rank)
+    return [(parts, [cells.get(parts.label) for cells in by_label]) for parts in ordered]
 
 
-def _ablated(cell: Cell | None) -> list[str]:
-    return [*(_number(m, cell.numbers[m] if cell else None) for m in TEX_SYMBOLS), escape(runs_text(cell))]
+def _rules(width: int, times: int, first: int = 2) -> str:
+    """Lines below heads that span `width` columns each."""
+    return " ".join(f"\\cmidrule(lr){{{first + width * i}-{first - 1 + width * (i + 1)}}}" for i in range(times))
 
 
-def _ticks(line: AblationLine, with_ha: bool) -> list[str]:
-    parts = line.parts
-
-    def tick(on: bool) -> str:
-        return "\\checkmark" if on else "$\\times$"
-
-    if with_ha:
-        inner = [tick(parts.identity), tick(parts.surrogates)] if parts.ha else ["--", "--"]
-        return [tick(parts.cwm), tick(parts.ha), *inner]
-    alignment = {"own": "own", "none": tick(False), "wa": tick(True), "diwa": tick(False)}[parts.alignment]
-    return [tick(parts.cwm), alignment, tick(parts.alignment == "diwa"), "centre loss" if parts.centre else ""]
-
-
-def escape(text: str) -> str:
+def _escape(text: str) -> str:
     """Text with the special characters of LaTeX escaped."""
     written = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", NOTHING: "--"}
     written |= {character: f"\\{character}" for character in "&%$#_{}"}
     return "".join(written.get(character, character) for character in text)
 
 
-def _number(metric: Metric, number: Number | None) -> str:
-    if number is None:
-        return "--"
-    small = [f"$\\pm {number.std:.2f}$"] if number.std is not None else []
-    if number.change is not None:
-        mark = arrow(number.change.value)
-        sign = {"↑": "\\uparrow", "↓": "\\downarrow", "=": "="}[mark[0]]
-        small.append(f"\\textcolor[RGB]{{{COLOURS[direction(metric, number.change.value)]}}}{{${sign} {mark[1:]}$}}")
-    mean = f"${number.mean:.2f}$"
-    return f"\\shortstack{{{mean}\\strut\\\\{{\\scriptsize\\strut {' '.join(small)}}}}}" if small else mean
+def _render(template: str, **values: Any) -> str:
+    environment = Environment(
+        *("<%", "%>", "<<", ">>", "<#", "#>"),  # braces and percent signs belong to LaTeX
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+        loader=PackageLoader("ffcil.report.render"),
+    )
+    environment.filters["tex"] = _escape
+    environment.globals |= {"ARROWS": ARROWS, "SYMBOLS": TEX_SYMBOLS, "arrow": arrow, "direction": direction}
+    environment.globals |= {"rules": _rules, "runs_text": runs_text, "ablation_lines": _ablation_lines}
+    return environment.get_template(template).render(values)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ffcil.report.analyse.differences import Classifiers, Comparison, Differences, PairedValues
+from ffcil.report.analyse.differences import Classifiers, Comparison, Differences, PairedMeans
 from ffcil.report.analyse.groups import count
-from ffcil.report.analyse.statistics import ENOUGH_PAIRS, LEVEL
+from ffcil.report.analyse.statistics import ENOUGH_PAIRS, T_INTERVAL
 from ffcil.report.analyse.tables import METRICS, Metric, Number, Row, direction, settings_in
 from ffcil.report.read.records import PHASES, RunRecord
 from ffcil.report.render.text import NOTHING, SYMBOLS, TOO_FEW, arrow, interval_text, legend, runs_text, signed
@@ -27,19 +27,18 @@ def terminal_table(rows: Sequence[Row]) -> Table:
     """
     from rich import box
     from rich.table import Table
-    from rich.text import Text
 
     hidden = sum(not row.group.is_main for row in rows)
     rows = [row for row in rows if row.group.is_main]
     settings = settings_in(rows)
     below = f"{legend(rows)}\n{count(hidden, 'further row')}: other spectra and orders." if hidden else legend(rows)
-    table = Table(box=box.SIMPLE, caption=Text(below, style="dim"), caption_justify="left", padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE, caption=_text(below, "dim"), caption_justify="left", padding=(0, 1, 0, 0))
     table.add_column("Method")
     table.add_column("")
     for setting in settings:
         table.add_column(setting, no_wrap=True)
     for row in rows:
-        titles = [Text(row.label, style="bold" if row.scored else ""), Text(row.data_label, style="dim"), Text("")]
+        titles = [_text(row.label, "bold" if row.scored else ""), _text(row.data_label, "dim"), _text("")]
         for title, metric in zip(titles, METRICS, strict=True):
             table.add_row(title, SYMBOLS[metric], *(_number(metric, row.number(s, metric)) for s in settings))
         counts = [runs_text(row.cells.get(setting)) for setting in settings]
@@ -51,7 +50,7 @@ def _number(metric: Metric, number: Number | None) -> Text:
     from rich.text import Text
 
     if number is None:
-        return Text(NOTHING, style="dim")
+        return _text(NOTHING, "dim")
     parts: list[str | tuple[str, str]] = [f"{number.mean:.2f}"]
     if number.std is not None:
         parts.append((f" ±{number.std:.2f}", "dim"))
@@ -60,25 +59,29 @@ def _number(metric: Metric, number: Number | None) -> Text:
     return Text.assemble(*parts)
 
 
-def differences_tables(comparison: Comparison) -> Iterator[RenderableType]:
-    """Configuration, results, steps and time of every kind of pair, then the runs without a partner."""
+def _text(text: str, style: str = "") -> Text:
     from rich.text import Text
 
+    return Text(text, style)
+
+
+def differences_tables(comparison: Comparison) -> Iterator[RenderableType]:
+    """Configuration, results, steps and time of every kind of pair, then the runs without a partner."""
     for part in comparison.parts:
-        yield Text(f"{part.name}: {count(len(part.pairs), 'pair')} of runs", style="bold")
+        yield _text(f"{part.name}: {count(len(part.pairs), 'pair')} of runs", "bold")
         for run in [run for pair in part.pairs for run in pair if not run.finished]:
-            yield Text(_unfinished(run), style="red")
+            yield _text(_unfinished(run), "red")
         yield _configuration(part)
         for classifiers in part.classifiers:
             yield _results(part, classifiers)
         if not part.classifiers:
-            yield Text("There is no accuracy to compare: no pair has a step that both runs finished.", style="red")
+            yield _text("There is no accuracy to compare: no pair has a step that both runs finished.", "red")
         if 1 < len(part.pairs) < ENOUGH_PAIRS:
-            yield Text(TOO_FEW, style="dim")
+            yield _text(TOO_FEW, "dim")
         yield _times(part)
     for name, runs in (("A", comparison.only_a), ("B", comparison.only_b)):
         if runs:
-            yield Text(f"Only in {name}: {', '.join(run.folder.name for run in runs)}", style="dim")
+            yield _text(f"Only in {name}: {', '.join(run.folder.name for run in runs)}", "dim")
 
 
 def _unfinished(run: RunRecord) -> str:
@@ -89,23 +92,20 @@ def _unfinished(run: RunRecord) -> str:
 def _plain_table(title: str, columns: Sequence[str], right: int) -> Table:
     """Table without a frame, whose columns from the index `right` on are right-aligned."""
     from rich.table import Table
-    from rich.text import Text
 
-    table = Table(title=Text(title), title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table = Table(title=_text(title), title_justify="left", box=None, padding=(0, 2, 0, 0))
     for k, column in enumerate(columns):
         table.add_column(column, justify="left" if k < right else "right")
     return table
 
 
 def _configuration(part: Differences) -> RenderableType:
-    from rich.text import Text
-
     if not part.config:
-        return Text("The configurations are the same.", style="dim")
+        return _text("The configurations are the same.", "dim")
     table = _plain_table("Configuration", ("field", "A", "B"), 3)
     for name, values in part.config.items():
         sides = [", ".join(dict.fromkeys(str(pair[side]) for pair in values)) for side in (0, 1)]
-        table.add_row(name, *map(Text, sides))
+        table.add_row(name, *map(_text, sides))
     return table
 
 
@@ -114,32 +114,28 @@ def _results(part: Differences, classifiers: Classifiers) -> RenderableType:
     a, b = first.display_name(classifiers.a), second.display_name(classifiers.b)
     name = a if a == b else f"{a} in A, {b} in B"
     scored = " (scored)" if classifiers == part.classifiers[0] else ""
-    columns = ("", "A", "B", "B - A", f"{LEVEL:.0%} t interval", "pairs")
+    columns = ("", "A", "B", "B - A", T_INTERVAL, "pairs")
     table = _plain_table(f"Accuracy in percent, {name}{scored}", columns, 1)
     for metric in METRICS:
-        table.add_row(SYMBOLS[metric], *_result(metric, part.values(classifiers, metric)))
-    for step, values in enumerate(part.steps(classifiers), start=1):
-        table.add_row(f"step {step}, {part.seen(classifiers, step)} classes", *_result("last", values))
+        table.add_row(SYMBOLS[metric], *_result(metric, part.means(classifiers, metric)))
+    for step, means in enumerate(part.steps(classifiers), start=1):
+        table.add_row(f"step {step}, {part.seen(classifiers, step)} classes", *_result("last", means))
     return table
 
 
-def _result(metric: Metric, paired: PairedValues) -> list[str | Text]:
-    from rich.text import Text
-
-    if not paired.values:
+def _result(metric: Metric, means: PairedMeans | None) -> list[str | Text]:
+    if means is None:
         return [NOTHING, NOTHING, NOTHING, "", "0"]
-    change = paired.change
-    shown = Text(signed(change.value), style=COLOURS[direction(metric, change.value)])
+    change = means.change
+    shown = _text(signed(change.value), COLOURS[direction(metric, change.value)])
     bounds = interval_text(change.interval) if change.interval else ""
-    return [*(f"{mean:.2f}" for mean in paired.means), shown, bounds, str(change.pairs)]
+    return [f"{means.a:.2f}", f"{means.b:.2f}", shown, bounds, str(change.pairs)]
 
 
 def _times(part: Differences) -> RenderableType:
-    from rich.text import Text
-
     times = {phase: both for phase in PHASES if (both := part.seconds(phase))}
     if not times:
-        return Text("There is no time to compare: no pair has two finished runs.", style="dim")
+        return _text("There is no time to compare: no pair has two finished runs.", "dim")
     table = _plain_table("Mean seconds per run", ("", "A", "B", "B / A"), 1)
     times["total"] = (sum(a for a, _ in times.values()), sum(b for _, b in times.values()))
     for phase, (a, b) in times.items():

@@ -1,13 +1,10 @@
 """Texts that several formats share: symbols, numbers in words, and the legend of the comparison."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
-from ffcil.report.analyse.evidence import effects
 from ffcil.report.analyse.groups import Group, count
 from ffcil.report.analyse.statistics import ENOUGH_PAIRS, Interval
-from ffcil.report.analyse.tables import BASELINES, Cell, Metric, Number, Row, settings_in
+from ffcil.report.analyse.tables import BASELINES, Cell, Metric, Number, Row, effects, settings_in
 
 SYMBOLS: dict[Metric, str] = {"average": "Ā", "last": "A_T", "forgetting": "F"}
 HTML_SYMBOLS: dict[Metric, str] = {"average": "Ā", "last": "A<sub>T</sub>", "forgetting": "F"}

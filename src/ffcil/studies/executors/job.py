@@ -1,7 +1,5 @@
 """`Job`: one run of a study, and how a worker executes it in any process on any machine."""
 
-from __future__ import annotations
-
 import sys
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
@@ -9,7 +7,6 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from ffcil.config.settings import RunConfig
@@ -80,11 +77,10 @@ def attempt(job: Job) -> Outcome:
             if job.config.method not in METHODS:
                 for file in job.imports:
                     load_methods(file)
-            device = job.device or ("cuda" if torch.cuda.is_available() else "cpu")
             console = ConsoleProgress(Console(file=log, width=200))
             listener = CompositeListener(console, ProgressFile(), *listeners(job.logs, job.config))
             # One thread each: runs do not compete for cores, and results do not depend on the machine's cores.
-            Run(job.config, job.folder, data=job.data, device=device, threads=1, listener=listener).execute()
+            Run(job.config, job.folder, data=job.data, device=job.device, threads=1, listener=listener).execute()
         except BusyError as error:
             return Outcome(Ending.BUSY, str(error))
         except InputError as error:

@@ -1,7 +1,5 @@
 """Runs as processes on this machine, several at a time; under MPS, several on one GPU."""
 
-from __future__ import annotations
-
 import math
 import multiprocessing
 import os
@@ -9,18 +7,17 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerProcess
 from typing import Self
 
 import torch
 
 from ffcil.errors import InputError
+from ffcil.runs.environment import PORTION
 from ffcil.studies.executors.job import LOG, Ending, Job, Outcome, attempt
-from ffcil.studies.executors.loop import STOP_SECONDS
-from ffcil.studies.executors.mps import PORTION, MpsError, in_use, mps, mps_available, portion
+from ffcil.studies.executors.loop import STOP_SECONDS, Attempt, Executor
+from ffcil.studies.executors.mps import MpsError, in_use, mps, mps_available, portion
 
 PER_GPU = 8
 """Default number of runs that share a GPU under MPS. On an H200, eight runs train faster than four
@@ -40,7 +37,7 @@ def find_devices(device: str | None) -> list[str]:
     return gpus or ["cpu"] if device in (None, "cuda") else [str(device)]
 
 
-class LocalExecutor:
+class LocalExecutor(Executor):
     """Executes jobs in processes on this machine.
 
     Args:
@@ -51,49 +48,42 @@ class LocalExecutor:
     """
 
     def __init__(
-        self,
-        device: str | None = None,
-        jobs: int | None = None,
-        per_gpu: int | None = None,
-        runs: int | None = None,
+        self, device: str | None = None, jobs: int | None = None, per_gpu: int | None = None, runs: int | None = None
     ) -> None:
+        super().__init__()
         self.devices = find_devices(device)
         self.jobs, self.per_gpu, self.runs = jobs, per_gpu, runs
         on_gpu = self.devices != ["cpu"]
         if per_gpu and not on_gpu:
             raise InputError("--per-gpu does not apply to a CPU: set the number of runs at a time with --jobs.")
-        usual = PER_GPU if mps_available() else 1
-        self.slots = self._gpu_slots(usual) if on_gpu else self._at_most_runs(jobs or available_cores())
+        self.slots: int = self._slots(PER_GPU if mps_available() else 1)
         self.share = on_gpu and self.slots > len(self.devices) and mps_available()
         self.environment: dict[str, str] = {}
         self.load = Counter[str]()
-        self.stack = ExitStack()
         # Children are forked from a process that has imported torch and started no thread, so they start fast.
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(["ffcil.studies.executors.job"])
 
-    def _gpu_slots(self, usual: int) -> int:
-        """The requested number of runs at a time, or the usual number on each GPU."""
-        return self._at_most_runs(self.jobs or len(self.devices) * (self.per_gpu or usual))
-
-    def _at_most_runs(self, slots: int) -> int:
+    def _slots(self, per_gpu: int) -> int:
+        """The requested number of runs at a time, or one per core, or by default `per_gpu` on each GPU."""
+        if self.devices == ["cpu"]:
+            slots = self.jobs or available_cores()
+        else:
+            slots = self.jobs or len(self.devices) * (self.per_gpu or per_gpu)
         return slots if self.runs is None else max(1, min(slots, self.runs))
 
     def __enter__(self) -> Self:
         if self.share:
             try:
-                self.environment = self.stack.enter_context(mps())
+                self.environment = self.enter_context(mps())
                 if PORTION not in os.environ:
                     self.environment[PORTION] = str(portion(math.ceil(self.slots / len(self.devices))))
             except MpsError as error:
-                self.slots = self._gpu_slots(1)
+                self.slots = self._slots(1)
                 print(f"ffcil: MPS does not start ({error}): {self.slots} run(s) at a time.", file=sys.stderr)
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.stack.close()
-
-    def start(self, job: Job) -> _Child:
+    def start(self, job: Job) -> Attempt:
         device = min(self.devices, key=lambda name: self.load[name])
         self.load[device] += 1
         return _Child(self, replace(job, device=device))
@@ -105,9 +95,7 @@ class _Child:
     def __init__(self, executor: LocalExecutor, job: Job) -> None:
         self.executor, self.job = executor, job
         self.result, sender = executor.context.Pipe(duplex=False)
-        self.process: ForkServerProcess = executor.context.Process(
-            target=_work, args=(job, executor.environment, sender)
-        )
+        self.process = executor.context.Process(target=_work, args=(job, executor.environment, sender))
         self.process.start()
         sender.close()
 

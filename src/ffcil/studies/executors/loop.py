@@ -1,15 +1,15 @@
 """The loop that executes a study's jobs on any executor."""
 
-from __future__ import annotations
-
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
 from typing import Protocol
 
 from ffcil.runs.folder import is_busy
 from ffcil.studies.executors.job import Ending, Job, Outcome
+from ffcil.studies.watch import StudyProgress
 
 ATTEMPTS = 2
 """Number of attempts at a job whose worker crashes."""
@@ -32,72 +32,41 @@ class Attempt(Protocol):
         """Wait until the job has stopped."""
 
 
-class Executor(AbstractContextManager["Executor"], Protocol):
+class Executor(ExitStack, ABC):
     """Starts jobs. It is a context manager that lasts from before the first job to after the last."""
 
-    @property
-    def slots(self) -> int | None:
-        """Number of jobs at a time; None if the executor queues jobs itself."""
+    slots: int | None
+    """Number of jobs at a time; None if the executor queues jobs itself."""
 
+    @abstractmethod
     def start(self, job: Job) -> Attempt: ...
 
 
-class ProgressView(Protocol):
-    """Shows the progress of jobs."""
-
-    def update(self, running: Collection[Job]) -> None:
-        """Show the current state; called several times per second."""
-
-    def message(self, text: str) -> None: ...
-
-
-class _Queue:
-    """Jobs that wait to be started, each not before its time."""
-
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self.waiting = [(0.0, job) for job in jobs]
-
-    def put(self, job: Job, seconds: float = 0.0) -> None:
-        self.waiting.append((time.monotonic() + seconds, job))
-
-    def take(self) -> Job | None:
-        """Remove and return the next job that is neither done nor executed by another process."""
-        now = time.monotonic()
-        for position, (due, job) in enumerate(self.waiting):
-            if due <= now:
-                del self.waiting[position]
-                if job.done:
-                    return self.take()
-                if is_busy(job.folder):
-                    self.put(job, BUSY_SECONDS)
-                    return self.take()
-                return job
-        return None
-
-
-def run_jobs(jobs: Sequence[Job], executor: Executor, progress: ProgressView, interval: float = 0.2) -> dict[Job, str]:
+def run_jobs(jobs: Sequence[Job], executor: Executor, progress: StudyProgress, interval: float = 0.2) -> dict[Job, str]:
     """Execute every job that is not done. Return the reasons of those that failed.
 
     A job whose worker crashes is resumed once. A job that another process executes is waited for, and resumed here if
     that process crashes. Ctrl-C stops the workers, and is raised again when they have stopped.
     """
-    queue, running = _Queue(jobs), dict[Job, Attempt]()
-    crashes, failed = Counter[Job](), dict[Job, str]()
+    waiting = dict.fromkeys(jobs, 0.0)  # with the time before which each is not started
+    running, failed, crashes = dict[Job, Attempt](), dict[Job, str](), Counter[Job]()
     # If all jobs are done, no service and no cluster is started.
     with nullcontext() if all(job.done for job in jobs) else executor:
         try:
-            while queue.waiting or running:
-                while (executor.slots is None or len(running) < executor.slots) and (job := queue.take()):
+            while waiting or running:
+                while (executor.slots is None or len(running) < executor.slots) and (job := _take(waiting)):
                     running[job] = executor.start(job)
                 progress.update(running.keys())
                 time.sleep(interval)
-                for job, outcome in _ended(running):
+                ended = {job: outcome for job, attempt in running.items() if (outcome := attempt.outcome())}
+                for job, outcome in ended.items():
+                    del running[job]
                     crashes[job] += outcome.ending is Ending.CRASHED
                     if outcome.ending is Ending.BUSY:
-                        queue.put(job, BUSY_SECONDS)
+                        waiting[job] = time.monotonic() + BUSY_SECONDS
                     elif outcome.ending is Ending.CRASHED and crashes[job] < ATTEMPTS:
                         progress.message(f"{job.label}: {outcome.reason}; resumed")
-                        queue.put(job)
+                        waiting[job] = 0.0
                     elif outcome.ending is not Ending.DONE:
                         progress.message(f"{job.label}: failed: {outcome.reason}")
                         failed[job] = outcome.reason
@@ -111,9 +80,14 @@ def run_jobs(jobs: Sequence[Job], executor: Executor, progress: ProgressView, in
     return failed
 
 
-def _ended(running: dict[Job, Attempt]) -> Iterable[tuple[Job, Outcome]]:
-    """Remove the jobs that have ended, and yield each with its outcome."""
-    for job, attempt in list(running.items()):
-        if (outcome := attempt.outcome()) is not None:
-            del running[job]
-            yield job, outcome
+def _take(waiting: dict[Job, float]) -> Job | None:
+    """Remove and return the next job that is neither done nor executed by another process."""
+    now = time.monotonic()
+    for job in [job for job, due in waiting.items() if due <= now]:
+        del waiting[job]
+        if job.done:
+            continue
+        if not is_busy(job.folder):
+            return job
+        waiting[job] = now + BUSY_SECONDS
+    return None

@@ -1,7 +1,5 @@
 """NVIDIA's Multi-Process Service (MPS). Without it, processes take turns on a GPU, and sharing it gains nothing."""
 
-from __future__ import annotations
-
 import fcntl
 import math
 import os
@@ -9,13 +7,12 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TextIO
 
 CONTROL = "nvidia-cuda-mps-control"
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
-PORTION = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 
 class MpsError(Exception):
@@ -62,14 +59,9 @@ def mps() -> Iterator[dict[str, str]]:
                 shutil.rmtree(pipes, ignore_errors=True)
 
 
-@contextmanager
-def in_use(environment: Mapping[str, str]) -> Iterator[None]:
+def in_use(environment: Mapping[str, str]) -> AbstractContextManager[object]:
     """Keep other studies from stopping the service during a run under `mps()`, which may outlive its own study."""
-    if PIPES not in environment:
-        yield
-        return
-    with _shared_lock(Path(environment[PIPES]).parent):
-        yield
+    return _shared_lock(Path(environment[PIPES]).parent) if PIPES in environment else nullcontext()
 
 
 @contextmanager

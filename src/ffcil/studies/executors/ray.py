@@ -1,9 +1,4 @@
-"""Runs as tasks of a Ray cluster: an existing one, or one that is started on this machine.
-
-The study's folder and the data sets must be on a file system that every node sees under the same path.
-"""
-
-from __future__ import annotations
+"""Runs as tasks of a Ray cluster: an existing one, or one that is started on this machine."""
 
 import logging
 from dataclasses import replace
@@ -11,13 +6,13 @@ from typing import Any, Self
 
 from ffcil.errors import InputError
 from ffcil.studies.executors.job import Ending, Job, Outcome, attempt
-from ffcil.studies.executors.loop import STOP_SECONDS
+from ffcil.studies.executors.loop import STOP_SECONDS, Attempt, Executor
 
 RETRIES = 3
 """Number of times that a run is resumed on another worker after its worker or node crashes."""
 
 
-class RayExecutor:
+class RayExecutor(Executor):
     """Executes jobs as tasks of a cluster. A task takes one CPU, and `1 / per_gpu` of a GPU unless on a CPU."""
 
     def __init__(self, device: str | None, jobs: int | None, per_gpu: int | None, address: str | None) -> None:
@@ -25,28 +20,24 @@ class RayExecutor:
             import ray
         except ImportError as error:
             raise InputError("--executor ray needs the package ray: pip install 'ffcil[ray]'.") from error
+        super().__init__()
         self.ray: Any = ray
-        self.address, self.device, self.per_gpu = address, device, per_gpu
-        self.slots = jobs
-        self.task: Any = None
+        self.slots, self.address, self.device, self.per_gpu = jobs, address, device, per_gpu
 
     def __enter__(self) -> Self:
         local_options = {} if self.address else {"include_dashboard": False}
         try:
             self.ray.init(self.address, log_to_driver=False, logging_level=logging.WARNING, **local_options)
         except self.ray.exceptions.AuthenticationError as error:
-            raise InputError(
-                f"The Ray cluster at {self.address!r} needs its token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN."
-            ) from error
+            remedy = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
+            raise InputError(f"The Ray cluster at {self.address!r} needs its token: {remedy}.") from error
         except (ConnectionError, ValueError) as error:
-            raise InputError(
-                f"No Ray cluster answers at {self.address!r}: start one with `ray start --head`."
-            ) from error
+            raise InputError(f"No Ray cluster at {self.address!r}: start one with `ray start --head`.") from error
+        self.callback(self.ray.shutdown)
         self.task = self.ray.remote(num_cpus=1, num_gpus=self._gpu_share(), max_retries=RETRIES)(attempt)
         return self
 
     def _gpu_share(self) -> float:
-        """Share of a GPU for each run."""
         gpus = self.ray.cluster_resources().get("GPU", 0)
         if self.device is not None and self.device.startswith("cuda") and not gpus:
             raise InputError("The Ray cluster has no GPU: run with --device cpu, or add a node with a GPU.")
@@ -56,10 +47,7 @@ class RayExecutor:
             return 0
         return 1 / (self.per_gpu or 1)
 
-    def __exit__(self, *exception: object) -> None:
-        self.ray.shutdown()
-
-    def start(self, job: Job) -> _Task:
+    def start(self, job: Job) -> Attempt:
         # Other nodes find the files by their absolute paths.
         return _Task(self.ray, self.task.remote(replace(job, folder=job.folder.absolute())))
 
@@ -72,10 +60,8 @@ class _Task:
 
     def outcome(self) -> Outcome | None:
         ready, _ = self.ray.wait([self.reference], timeout=0)
-        if not ready:
-            return None
         try:
-            outcome: Outcome = self.ray.get(self.reference)
+            outcome: Outcome | None = self.ray.get(self.reference) if ready else None
         except self.ray.exceptions.RayError as error:
             return Outcome(Ending.CRASHED, str(error).strip().splitlines()[0])
         return outcome

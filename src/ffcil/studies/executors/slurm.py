@@ -1,9 +1,4 @@
-"""Runs as SLURM jobs, through submitit.
-
-The study's folder and the data sets must be on a file system that every node sees under the same path.
-"""
-
-from __future__ import annotations
+"""Runs as SLURM jobs, through submitit."""
 
 import shutil
 import subprocess
@@ -11,10 +6,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from ffcil.errors import InputError
 from ffcil.studies.executors.job import Ending, Job, Outcome, attempt
+from ffcil.studies.executors.loop import Attempt, Executor
 
 NUMBER = ".slurm"
 """File of a run's folder that holds the number of its SLURM job."""
@@ -34,14 +30,11 @@ class _Requeued:
         return DelayedSubmission(self, job)
 
 
-class SlurmExecutor:
+class SlurmExecutor(Executor):
     """Executes jobs as SLURM jobs with one core each, and one GPU each unless the device is a CPU.
 
-    Args:
-        device: Device of the runs.
-        jobs: Number of jobs in the queue at a time; None for all of them.
-        parameters: Parameters of submitit.
-        cluster: "slurm", or "local" for processes on this machine, which tests use.
+    At most `jobs` of them are in the queue at a time. `parameters` are those of submitit. Tests set `cluster` to
+    "local", for processes on this machine.
     """
 
     def __init__(
@@ -53,18 +46,12 @@ class SlurmExecutor:
             raise InputError("--executor slurm needs the package submitit: pip install 'ffcil[slurm]'.") from error
         if cluster == "slurm" and shutil.which("sbatch") is None:
             raise InputError("SLURM is not installed here (no sbatch on PATH): use a login node, or --executor local.")
-        self.submitit, self.cluster = submitit, cluster
-        self.slots = jobs
+        super().__init__()
+        self.slots, self.submitit, self.cluster = jobs, submitit, cluster
         gpus = {} if device == "cpu" else {"gpus_per_node": 1}
         self.parameters = {"name": "ffcil", "timeout_min": 1440, "cpus_per_task": 1, **gpus, **parameters}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        pass
-
-    def start(self, job: Job) -> _Submitted:
+    def start(self, job: Job) -> Attempt:
         job = replace(job, folder=job.folder.absolute())
         logs = job.folder / "slurm"
         logs.mkdir(parents=True, exist_ok=True)
@@ -82,9 +69,7 @@ class SlurmExecutor:
             submitter.update_parameters(**self.parameters)
             return submitter.submit(_Requeued(), job)
         except (NameError, TypeError) as error:
-            raise InputError(
-                f"submitit does not accept these --slurm parameters: {str(error).splitlines()[0]}"
-            ) from error
+            raise InputError(f"submitit rejects these --slurm parameters: {str(error).splitlines()[0]}") from error
         except self.submitit.core.utils.FailedJobError as error:
             raise InputError(f"SLURM rejected a job: {str(error).strip().splitlines()[-1]}") from error
 
@@ -97,15 +82,9 @@ class _Submitted:
         self.queried, self.missed = time.monotonic(), 0
 
     def outcome(self) -> Outcome | None:
-        if self.job.paths.result_pickle.exists():
-            return self._result()
-        if self._alive():
-            return None
-        return Outcome(
-            Ending.CRASHED, f"SLURM job {self.job.job_id} ended without a result; its logs: {self.job.paths.folder}"
-        )
-
-    def _result(self) -> Outcome:
+        if not self.job.paths.result_pickle.exists():
+            reason = f"SLURM job {self.job.job_id} ended without a result; its logs: {self.job.paths.folder}"
+            return None if self._alive() else Outcome(Ending.CRASHED, reason)
         if (error := self.job.exception()) is not None:
             return Outcome(Ending.CRASHED, str(error).strip().splitlines()[-1])
         outcome: Outcome = self.job.result()

@@ -10,7 +10,9 @@
     const [ink, line, panel] = [style("--ink"), style("--line"), style("--panel")];
     const axis = given => ({automargin: true, ...given, title: {standoff: 8, ...given.title},
       gridcolor: line, zerolinecolor: line, linecolor: line});
-    return {...layout, dragmode: touch ? false : "zoom", xaxis: axis(layout.xaxis), yaxis: axis(layout.yaxis),
+    return {hovermode: "closest", showlegend: true, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      legend: {orientation: "h", x: 0, y: 1.02, xanchor: "left", yanchor: "bottom"}, ...layout,
+      margin: {l: 48, r: 8, t: 28, b: 40, ...layout.margin}, dragmode: touch ? false : "zoom", xaxis: axis(layout.xaxis), yaxis: axis(layout.yaxis),
       font: {color: ink, size: 12, family: getComputedStyle(document.body).fontFamily},
       hoverlabel: {bgcolor: panel, bordercolor: line, font: {color: ink}, align: "left"}};
   };

@@ -1,0 +1,130 @@
+"""Tables as Markdown with their legends, and as CSV at full precision, where an empty field is a missing number."""
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from ffcil.report.analyse.ablation import Ablation
+from ffcil.report.analyse.groups import Group
+from ffcil.report.analyse.statistics import LEVEL, T_INTERVAL
+from ffcil.report.analyse.tables import METRICS, Cell, Row, effects, settings_in
+from ffcil.report.render.text import ARROWS, SYMBOLS, caution, interval_text, legend, number_text, runs_text, signed
+
+NUMBERS = [f"{metric}{part}" for metric in METRICS for part in ("", "_std", "_change")]
+DATA = ["dataset", "classes", "steps"]
+
+
+def comparison_markdown(rows: Sequence[Row]) -> str:
+    """One line per row and metric."""
+    settings = settings_in(rows)
+    lines = []
+    for row in rows:
+        head = [row.data_label, row.label]
+        for metric in METRICS:
+            lines.append([*head, SYMBOLS[metric], *(number_text(row.number(s, metric)) for s in settings)])
+        lines.append([*head, "n", *(runs_text(row.cells.get(s)) for s in settings)])
+    below = legend(rows).replace("A_T", "A\\_T").replace("\n", "\n\n")
+    return _markdown(["Data", "Method", "", *settings], ["---"] * 3 + ["---:"] * len(settings), lines, below)
+
+
+def comparison_csv(rows: Sequence[Row]) -> str:
+    """One line per row and setting."""
+    head = [*DATA, "method", "condition", "classifier", "scored", "setting", "runs", "versus", "pairs", *NUMBERS]
+    lines = []
+    for row in rows:
+        for setting, cell in row.cells.items():
+            versus = cell.change.versus if cell.change else None
+            method = [row.group.runs[0].method, row.group.label, row.classifier, row.scored]
+            lines.append([*_data(row.group), *method, setting, cell.runs, versus, *_numbers(cell)])
+    return _csv(head, lines)
+
+
+def ablation_markdown(ablations: Sequence[Ablation]) -> str:
+    """One line per method and choice of parts."""
+    lines = []
+    for ablation in ablations:
+        for parts, cell in ablation.cells.items():
+            numbers = [number_text(number) for number in cell.numbers.values()]
+            lines.append([ablation.data_label, ablation.label, parts.label, *numbers, runs_text(cell)])
+    head = ["Data", "Method", "Parts", *SYMBOLS.values(), "n"]
+    return _markdown(head, ["---"] * 3 + ["---:"] * 4, lines, ARROWS)
+
+
+def ablation_csv(ablations: Sequence[Ablation]) -> str:
+    """One line per method and choice of parts."""
+    head = [*DATA, "schedule", "method", "condition", "classifier", "parts", "runs", "pairs", *NUMBERS]
+    lines = []
+    for ablation in ablations:
+        group = ablation.group
+        method = [ablation.schedule, group.runs[0].method, group.label, ablation.classifier]
+        for parts, cell in ablation.cells.items():
+            lines.append([*_data(group), *method, parts.label, cell.runs, *_numbers(cell)])
+    return _csv(head, lines)
+
+
+def evidence_markdown(rows: Sequence[Row]) -> str:
+    """One line per effect and accuracy."""
+    lines = []
+    for effect in effects(rows):
+        for metric, change in effect.changes.items():
+            method = [effect.row.data_label, effect.row.label, effect.cause, SYMBOLS[metric]]
+            bounds = [interval_text(change.interval), interval_text(change.bootstrap)]
+            signs = f"{change.same_sign} of {change.pairs}"
+            lines.append([*method, signed(change.value), *bounds, signs, change.conclusion])
+    head = [
+        "Data",
+        "Method",
+        "Effect of",
+        "on",
+        "Difference",
+        T_INTERVAL,
+        f"{LEVEL:.0%} bootstrap",
+        "Same sign",
+        "Told",
+    ]
+    note = (
+        "Differences in points between runs with the same seeds. Told: whether the t interval of the mean difference "
+        "holds 0; bootstrap percentiles, beside it, are too narrow for few pairs."
+    )
+    return _markdown(head, ["---"] * 4 + ["---:"] * 4 + ["---"], lines, f"{note} {caution(rows)}".strip())
+
+
+def evidence_csv(rows: Sequence[Row]) -> str:
+    """One line per effect and accuracy; `low` and `high` are the bounds of the t interval."""
+    head = [*DATA, "method", "condition", "classifier", "setting", "versus", "metric", "pairs"]
+    head += ["difference", "std", "low", "high", "bootstrap_low", "bootstrap_high", "same_sign", "told", "differences"]
+    lines = []
+    for effect in effects(rows):
+        row = effect.row
+        method = [row.group.runs[0].method, row.group.label, row.classifier, effect.setting]
+        for metric, change in effect.changes.items():
+            bounds = [*(change.interval or (None, None)), *(change.bootstrap or (None, None))]
+            numbers = [change.pairs, change.value, change.std, *bounds, change.same_sign, change.conclusion]
+            differences = " ".join(map(repr, change.differences))
+            lines.append([*_data(row.group), *method, change.versus, metric, *numbers, differences])
+    return _csv(head, lines)
+
+
+def _data(group: Group) -> list[Any]:
+    return [group.dataset, group.classes, group.steps]
+
+
+def _numbers(cell: Cell) -> list[float | None]:
+    """Number of pairs, then mean, deviation and change of every metric."""
+    values: list[float | None] = [cell.change.pairs if cell.change else None]
+    for number in cell.numbers.values():
+        values += [number.mean, number.std] if number else [None, None]
+        values.append(number.change.value if number and number.change else None)
+    return values
+
+
+def _markdown(head: Sequence[str], rule: Sequence[str], lines: Sequence[Sequence[str]], below: str) -> str:
+    escaped = [[field.replace("|", "\\|").replace("A_T", "A\\_T") for field in line] for line in (head, rule, *lines)]
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in escaped), "", below]) + "\n"
+
+
+def _csv(head: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([head, *lines])
+    return out.getvalue()
