@@ -1,6 +1,6 @@
 """From a class-arrival schedule to a comparison table in ten lines. It takes about a minute on a CPU core:
 
-    python examples/schedule_to_table.py
+python examples/schedule_to_table.py
 """
 
 import rich
