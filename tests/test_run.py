@@ -361,7 +361,7 @@ def test_checking_for_a_lock_does_not_block_a_run(tmp_path: Path) -> None:
     [
         ({"method": "icrl"}, "Unknown method 'icrl': did you mean 'icarl'"),
         ({"memory": {"budget": 5}}, "memory.budget=5 is less than one exemplar for each of 6 classes"),
-        ({"arrivals": {"sizes": [5, 5]}}, "have 10 classes, but the data set has 6"),
+        ({"arrivals": {"sizes": [5, 5]}}, "10 classes arrive, but the data set has 6"),
         ({"arrivals": {"kind": "equal", "steps": 2, "classes": 9}}, "arrivals.classes is 9, but the data set has 6"),
         ({"backbone": "resnet33"}, "Unknown backbone 'resnet33'"),
     ],
