@@ -1,8 +1,8 @@
-"""The class-wise mean and DIWA in somebody else's plain PyTorch loop: nothing else of ffcil is used.
+"""The class-wise mean and DIWA in a plain PyTorch loop. Nothing else of ffcil is used.
 
-Two classes at first, then one more, then five, with ten replayed images of each old class. Runs in seconds.
+Two classes arrive first, then one, then five. Ten images of each old class are replayed. It runs in seconds:
 
-python examples/in_your_own_loop.py
+    python examples/in_your_own_loop.py
 """
 
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 from ffcil.alignment import diwa
 from ffcil.losses import class_wise_mean
 
-# Somebody's data: eight classes of noisy patterns, 200 training and 50 test images each.
+# Your data: eight classes of noisy patterns, with 200 training and 50 test images each.
 torch.manual_seed(0)
 patterns = torch.randn(8, 64)
 
@@ -24,7 +24,7 @@ def images(label: int, count: int) -> torch.Tensor:
 train = [images(label, 200) for label in range(8)]
 test = [images(label, 50) for label in range(8)]
 
-# Somebody's model: a small network with one linear head that grows.
+# Your model: a small network with one linear head that grows.
 body = nn.Sequential(nn.Linear(64, 128), nn.ReLU())
 head = nn.Linear(128, 2)
 
@@ -40,7 +40,7 @@ seen = 0
 for size in (2, 1, 5):
     old, seen = seen, seen + size
     head = grow(head, seen)
-    replayed = [(train[c][:10], c) for c in range(old)]  # a memory of ten images a class
+    replayed = [(train[c][:10], c) for c in range(old)]  # a memory of ten images per class
     pairs = replayed + [(train[c], c) for c in range(old, seen)]
     x = torch.cat([batch for batch, _ in pairs])
     y = torch.cat([torch.full((len(batch),), c) for batch, c in pairs])
@@ -52,7 +52,7 @@ for size in (2, 1, 5):
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
-    aligned = diwa(head.weight, old)  # once a step, after training; does nothing at the first
+    aligned = diwa(head.weight, old)  # once per step, after training; it does nothing in the first step
     with torch.no_grad():
         right = [(head(body(test[c])).argmax(1) == c).float().mean().item() for c in range(seen)]
     scale = f"new rows x {aligned.gamma:.2f}" if aligned else "nothing to align"

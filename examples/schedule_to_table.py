@@ -1,4 +1,4 @@
-"""From a class-arrival schedule to a comparison table, in ten lines: about a minute on a CPU core.
+"""From a class-arrival schedule to a comparison table in ten lines. It takes about a minute on a CPU core:
 
 python examples/schedule_to_table.py
 """

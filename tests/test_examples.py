@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from typer.testing import CliRunner
 
+from conftest import small_stream
+from ffcil.cli import app
+from ffcil.methods import METHODS, Learner, load_methods
+from ffcil.report import load_runs
 from ffcil.studies.study import jobs_of, load_study, narrow
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+CONVENTIONAL, PRETRAINED = EXAMPLES / "my_conventional_method.py", EXAMPLES / "my_pretrained_method.py"
 
 
 def test_in_your_own_loop(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,3 +48,68 @@ def test_the_example_of_an_own_study() -> None:
     assert len(jobs) == 12
     assert len(seen) == 6
     assert ("free-flow", "class_wise_mean", "diwa") in seen
+
+
+@pytest.fixture(autouse=True)
+def _forget_methods() -> Iterator[None]:
+    """Unregister the methods of the examples, because other tests list all methods."""
+    before = dict(METHODS)
+    yield
+    METHODS.clear()
+    METHODS.update(before)
+
+
+def test_own_methods_from_run_to_report(tmp_path: Path, colours: Path) -> None:
+    """One file each, outside the package: enough for `methods`, `run` and `report`."""
+
+    def ffcil(*arguments: object) -> str:
+        done = CliRunner().invoke(app, [str(part) for part in arguments])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    quick = ("dataset=folder", "image_size=16", "arrivals.sizes=[2,1,3]", "train.epochs_scale=0.5", "robust=true")
+    for file, method in ((CONVENTIONAL, "focal"), (PRETRAINED, "slda")):
+        options = [part for field in (f"method={method}", *quick) for part in ("--set", field)]
+        ffcil("run", "glyphs", "--import", file, *options, "--data", colours, "--out", tmp_path / method)
+    listed = {row["name"]: row for row in json.loads(ffcil("methods", "--json"))}
+    assert listed["slda"]["about"].startswith("SLDA: linear discriminant analysis")
+    assert listed["focal"]["options"]["gamma"]["about"].startswith("Exponent of the factor (1 - p)")
+    focal, slda = load_runs(tmp_path)
+    assert [run.parts.name for run in (focal, slda)] == ["ours", "ours"]  # CWM + DIWA, CWM + HA
+    assert slda.config["backbone"] == "glyph_vit"  # the recipe's default for pre-trained methods
+    assert min(run.summary["last"] for run in (focal, slda) if run.summary) > 40  # chance is 16.7
+    ffcil("report", tmp_path)
+    table = (tmp_path / "report" / "table.md").read_text(encoding="utf-8")
+    page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    for name in ("Focal replay, linear head", "Focal replay, nearest mean", "SLDA, linear discriminant"):
+        assert name in table
+        assert name in page
+
+
+def test_focal_loss_by_hand(make_learner: Callable[..., Learner]) -> None:
+    load_methods(str(CONVENTIONAL))
+    learner = make_learner(method="focal", options={"gamma": 1.5}).eval()
+    learner.begin(small_stream([3])[0])
+    images, targets = torch.randn(4, 3, 16, 16), torch.tensor([0, 2, 2, 1])
+    with torch.no_grad():
+        p = learner.head(learner.features(images)).softmax(dim=1)[range(4), targets]  # type: ignore[operator]
+        assert learner.loss(images, targets).item() == pytest.approx(((1 - p) ** 1.5 * -p.log()).mean().item())
+
+
+def test_slda_in_steps_is_lda_on_all_images(make_learner: Callable[..., Learner]) -> None:
+    load_methods(str(PRETRAINED))
+    learner = make_learner(method="slda", options={"shrinkage": 0.1})
+    stream = small_stream([2, 1, 2])
+    for increment in stream:
+        learner.learn(increment)
+    with torch.no_grad():
+        features = learner.features(learner.settings.augmentation.plain(stream.train.images)).double()  # type: ignore[operator]
+        means = torch.stack([features[stream.train.labels == label].mean(dim=0) for label in range(5)])
+        within = torch.cov((features - means[stream.train.labels]).T, correction=0)
+        inverse = torch.linalg.inv(0.9 * within + 0.1 * torch.eye(len(within)))
+        differences = features[:, None] - means  # [N, classes, D]
+        distances = torch.einsum("ncd,de,nce->nc", differences, inverse, differences)
+        scores = learner.classify(features.float())  # type: ignore[operator]
+    assert torch.equal(scores.argmax(dim=1), distances.argmin(dim=1))
+    expected = (distances[:, :1] - distances) / 2  # the part that depends on the class
+    torch.testing.assert_close((scores - scores[:, :1]).double(), expected, rtol=1e-2, atol=1e-2)

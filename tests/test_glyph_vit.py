@@ -19,8 +19,7 @@ from torch.nn import functional as F
 from conftest import seeded
 from ffcil.data.glyphs import CHARACTERS, draw_glyphs
 from ffcil.errors import InputError
-from ffcil.models.glyph_vit import GLYPH_VIT, glyph_vit, glyph_vit_weights
-from ffcil.models.vit import ViT, build_vit, published_normalisation
+from ffcil.models.vit import GLYPH_VIT, ViT, build_vit, glyph_vit, glyph_vit_weights, published_normalisation
 from oracles import nearest_mean_accuracy
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "pretrain_glyph_vit.py"

@@ -41,6 +41,10 @@ def streams(draw: st.DrawFn) -> tuple[list[int], list[Samples]]:
     return sizes, steps
 
 
+def dense_table(sizes: tuple[int, ...], counts: tuple[np.ndarray, ...]) -> CountTable:
+    return CountTable(sizes, tuple(map(Confusion.from_dense, counts)))
+
+
 def table_of(sizes: list[int], steps: list[Samples]) -> CountTable:
     counts = []
     seen = 0
@@ -50,7 +54,7 @@ def table_of(sizes: list[int], steps: list[Samples]) -> CountTable:
         for true, predicted in samples:
             square[true, predicted] += 1
         counts.append(square)
-    return CountTable(tuple(sizes), tuple(counts))
+    return dense_table(tuple(sizes), tuple(counts))
 
 
 @given(streams())
@@ -127,7 +131,7 @@ def test_steps_of_one_and_three_classes() -> None:
     """All images of a step have the same weight in its accuracy; all steps have the same weight in the average."""
     first = np.array([[8]])
     second = np.array([[4, 4, 0, 0], [0, 2, 0, 0], [0, 0, 1, 1], [0, 0, 0, 0]])
-    table = CountTable((1, 3), (first, second))
+    table = dense_table((1, 3), (first, second))
     assert curve(table) == [100.0, 100 * 7 / 12]
     assert average_accuracy(table) == pytest.approx((100 + 100 * 7 / 12) / 2)
     assert last_accuracy(table) == pytest.approx(100 * 7 / 12)
@@ -139,7 +143,7 @@ def test_steps_of_one_and_three_classes() -> None:
 def test_forgetting_of_a_perfect_and_of_a_forgetful_learner() -> None:
     sizes = (2, 1, 4)
     seen = np.cumsum(sizes)
-    perfect = CountTable(sizes, tuple(np.eye(n, dtype=np.int64) * 5 for n in seen))
+    perfect = dense_table(sizes, tuple(np.eye(n, dtype=np.int64) * 5 for n in seen))
     assert curve(perfect) == [100.0] * 3
     assert forgetting(perfect) == 0.0
 
@@ -149,15 +153,15 @@ def test_forgetting_of_a_perfect_and_of_a_forgetful_learner() -> None:
         square[range(n - size, n), range(n - size, n)] = 5
         return square
 
-    amnesic = CountTable(sizes, tuple(only_newest(int(n), s) for n, s in zip(seen, sizes, strict=True)))
+    amnesic = dense_table(sizes, tuple(only_newest(int(n), s) for n, s in zip(seen, sizes, strict=True)))
     assert curve(amnesic) == pytest.approx([100, 100 / 3, 100 * 4 / 7])
     assert forgetting(amnesic) == 100.0
 
 
 def test_forgetting_is_not_negative_for_classes_that_improve() -> None:
-    table = CountTable((1, 1), (np.array([[3]]), np.array([[3, 0], [0, 3]])))
+    table = dense_table((1, 1), (np.array([[3]]), np.array([[3, 0], [0, 3]])))
     assert forgetting(table) == 0.0
-    worse_then_better = CountTable(
+    worse_then_better = dense_table(
         (2, 1, 1),
         (
             np.array([[1, 1], [0, 2]]),
@@ -170,14 +174,14 @@ def test_forgetting_is_not_negative_for_classes_that_improve() -> None:
 
 
 def test_a_single_step_has_no_forgetting() -> None:
-    table = CountTable((1,), (np.array([[7]]),))
+    table = dense_table((1,), (np.array([[7]]),))
     assert forgetting(table) is None
     assert per_step_forgetting(table).shape == (0,)
     assert summarise(table) == {"average": 100.0, "last": 100.0, "forgetting": None, "curve": [100.0]}
 
 
 def test_a_first_class_without_test_images_does_not_affect_later_steps() -> None:
-    table = CountTable((1, 1), (np.array([[0]]), np.array([[0, 0], [1, 3]])))
+    table = dense_table((1, 1), (np.array([[0]]), np.array([[0, 0], [1, 3]])))
     assert summarise(table) == {"average": 75.0, "last": 75.0, "forgetting": None, "curve": [None, 75.0]}
 
 
@@ -186,7 +190,7 @@ def test_a_first_class_without_test_images_does_not_affect_later_steps() -> None
     [
         ((), (), "at least one step"),
         ((2, 0), (np.eye(2, dtype=int), np.eye(2, dtype=int)), "at least 1"),
-        ((2,), (), "one table per step"),
+        ((2,), (), "give one per step"),
         ((2, 1), (np.eye(2, dtype=int), np.eye(2, dtype=int)), "step 2"),
         ((2,), (np.ones((2, 3), dtype=int),), "shape"),
         ((2,), (np.ones((2, 2)),), "whole numbers"),
@@ -195,7 +199,7 @@ def test_a_first_class_without_test_images_does_not_affect_later_steps() -> None
 )
 def test_invalid_counts_are_an_error(sizes: tuple[int, ...], counts: tuple[np.ndarray, ...], says: str) -> None:
     with pytest.raises(InputError, match=says):
-        CountTable(sizes, counts)
+        dense_table(sizes, counts)
 
 
 def test_invalid_sparse_counts_are_an_error() -> None:

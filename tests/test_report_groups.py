@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ffcil.report import Contents, compare, load_runs, write_report
+from ffcil.report import Contents, compare, load_run, load_runs, write_report
 from ffcil.report.analyse.curves import class_points, mean_by_size
 from ffcil.report.analyse.overhead import costs
 from ffcil.report.analyse.sweeps import sweeps
@@ -214,3 +214,13 @@ def test_class_sizes_are_paired_with_the_same_class_under_equal_steps(tmp_path: 
     assert {size: mean for size, (mean, _) in means.items()} == pytest.approx(
         {size: statistics.mean(values) for size, values in truth.items()}
     )
+
+
+def test_names_and_bounds_are_those_that_the_run_stored(tmp_path: Path) -> None:
+    for method, bound in (("floor", "lower"), ("ceiling", "upper"), ("icarl", None)):
+        folder = tmp_path / method
+        write_run(folder, "Equ.T", 0, random_hits("Equ.T", 0), method=method, classifiers=("linear",))
+        facts = load_run(folder).method_facts | {"bound": bound, "display_names": {"linear": f"{method} head"}}
+        (folder / "method.json").write_text(json.dumps(facts))
+    rows = compare(load_runs(tmp_path))
+    assert [row.label for row in rows] == ["Floor, floor head", "iCaRL, icarl head", "Ceiling, ceiling head"]

@@ -55,7 +55,7 @@ def test_the_order_of_seed_1993_is_the_published_one() -> None:
 
 
 def test_arrivals_with_more_classes_than_the_data_set_are_an_error() -> None:
-    with pytest.raises(InputError, match="have 7 classes, but the data set has 5"):
+    with pytest.raises(InputError, match="7 classes arrive, but the data set has 5"):
         Stream(labelled([1] * 5), labelled([1] * 5), given_arrivals([3, 4]), 0)
 
 

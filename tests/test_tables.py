@@ -288,7 +288,7 @@ def test_invalid_csv_files_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a CSV file in UTF-8"):
         load_dataset("csv", tmp_path, 16)
     csv(tmp_path, ["path,label"], "other.csv")
-    with pytest.raises(InputError, match="has 2 CSV files with columns path and label"):
+    with pytest.raises(InputError, match="has 2 CSV files"):
         load_dataset("csv", tmp_path, 16)
 
 

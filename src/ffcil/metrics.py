@@ -93,11 +93,10 @@ class CountTable:
     sizes: tuple[int, ...]
     """Number of new classes of each finished step, in order of arrival."""
     counts: tuple[Confusion, ...]
-    """Counts after each step. Dense tables are accepted, too, and converted."""
+    """Counts after each step."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", tuple(int(size) for size in self.sizes))
-        object.__setattr__(self, "counts", tuple(_as_confusion(c, t) for t, c in enumerate(self.counts, start=1)))
         if not self.sizes:
             raise InputError("A count table needs at least one step; give the sizes of the finished steps.")
         if min(self.sizes) < 1:
@@ -188,15 +187,6 @@ def _as_integers(values: Any) -> Integers:
     if array.size and not np.issubdtype(array.dtype, np.integer):
         raise InputError(f"The counts are {array.dtype}; they must be whole numbers.")
     return array.astype(np.int64, copy=False)
-
-
-def _as_confusion(counts: Any, t: int) -> Confusion:
-    if isinstance(counts, Confusion):
-        return counts
-    try:
-        return Confusion.from_dense(counts)
-    except InputError as error:
-        raise InputError(f"Step {t}: {error}") from None
 
 
 def _accuracy(counts: Confusion, classes: slice = slice(None)) -> float:

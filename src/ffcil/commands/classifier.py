@@ -35,8 +35,8 @@ def learn(
 ) -> None:
     """Teach a classifier any number of new classes. The same command resumes an interrupted one.
 
-    Several IMAGES are learned one after another. A new classifier accepts every field with --set; later calls only
-    weights, memory, train, evaluate_batch and checkpoint_seconds.
+    Several IMAGES are learned one after another.
+    After the first call, --set can only change weights, memory, train, evaluate_batch and checkpoint_seconds.
     """
     from rich.console import Console
 

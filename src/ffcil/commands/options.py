@@ -13,7 +13,7 @@ Texts = list[str] | None
 Imports = Annotated[Texts, typer.Option("--import", metavar="FILE", help="Python file that registers your methods.")]
 Logs = Annotated[Texts, typer.Option("--log", metavar="NAME", help="Also log to tensorboard or wandb.")]
 Assignments = Annotated[
-    Texts, typer.Option("--set", metavar="KEY=VALUE", help="Set a field, for example train_seed=1; see `ffcil fields`.")
+    Texts, typer.Option("--set", metavar="KEY=VALUE", help="Set a field, such as train.batch=64; see `ffcil fields`.")
 ]
 
 

@@ -121,10 +121,8 @@ def translate(
     """
     name = str(content.get("dataset", "")).lower()
     if name not in _DATASETS:
-        raise InputError(
-            f"{what} uses data set {name!r}, which ffcil does not support under this name: use one of "
-            f"{', '.join(sorted(_DATASETS))}."
-        )
+        known = ", ".join(sorted(_DATASETS))
+        raise InputError(f"{what} uses data set {name!r}, which ffcil does not support: use one of {known}.")
     setting, method = _DATASETS[name], _method(content, what)
     backbone = _network(content, setting, method, what)
     seed = _seeds(content, what)[0]
@@ -186,10 +184,8 @@ def left_out(content: Mapping[str, Any], what: str) -> list[str]:
 def _method(content: Mapping[str, Any], what: str) -> str:
     name = str(content["model_name"]).lower()
     if name not in (*_CONVENTIONAL, *_PRETRAINED):
-        raise InputError(
-            f"{what} uses the method {name!r}, which ffcil does not support: use one of "
-            f"{', '.join(sorted([*_CONVENTIONAL, *_PRETRAINED]))}."
-        )
+        known = ", ".join(sorted([*_CONVENTIONAL, *_PRETRAINED]))
+        raise InputError(f"{what} uses the method {name!r}, which ffcil does not support: use one of {known}.")
     return _PRETRAINED.get(name, name)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from ffcil.data.own_images import TEST, TEST_NAMES, TRAIN, Listing, check_classes, readable, stratified
 from ffcil.data.tables import listed_classes
@@ -54,10 +55,7 @@ def list_splits(train: Path, test: Path) -> Listing:
     """List two folders with the same class folders."""
     (train_samples, names, ignored), (test_samples, test_names, also) = _samples(train), _samples(test)
     if only := sorted(set(names) ^ set(test_names)):
-        raise InputError(
-            f"Class {only[0]!r} is in only one of {train.name}/ and {test.name}/ in {train.parent}: give both the same "
-            "classes."
-        )
+        raise InputError(f"Class {only[0]!r} is in only one of {train} and {test}: give both the same classes.")
     return listing_of(train_samples, test_samples, names, [*ignored, *also])
 
 
@@ -85,8 +83,6 @@ def _samples(root: Path) -> tuple[list[tuple[Path, int]], tuple[str, ...], list[
 
 def image_suffixes() -> set[str]:
     """Suffixes of the image formats that Pillow can read."""
-    from PIL import Image
-
     return {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
 
 

@@ -22,7 +22,11 @@ def place(pixels: Tensor, device: torch.device, room: int | None = None) -> Tens
         return pixels.to(device)
     if room is None:
         room = int(SHARE * torch.cuda.mem_get_info(device)[0])
-    return pixels.to(device) if pixels.nbytes <= room else _device_view(device, _page_locked(pixels))
+    if pixels.nbytes <= room:
+        return pixels.to(device)
+    locked = _HostMemory(_page_locked(pixels))
+    with torch.cuda.device(device):
+        return torch.as_tensor(locked, device=device)
 
 
 def _page_locked(pixels: Tensor) -> Tensor:
@@ -51,8 +55,3 @@ class _HostMemory:
             "version": 3,
         }
         weakref.finalize(self, torch.cuda.cudart().cudaHostUnregister, pixels.data_ptr()).atexit = False
-
-
-def _device_view(device: torch.device, pixels: Tensor) -> Tensor:
-    with torch.cuda.device(device):
-        return torch.as_tensor(_HostMemory(pixels), device=device)

@@ -31,17 +31,27 @@ class Form:
         return root.is_dir() and all(any(root.glob(mark)) for mark in self.marks)
 
 
-@dataclass(frozen=True)
-class Published:
-    """A data set with a published split."""
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Facts about a data set."""
 
     about: str
-    origin: str
+    """Short description."""
+    origin: str = "you"
     """Origin of the images and of the split."""
-    licence: str
-    gigabytes: float | None
-    """Size of the download; None if unknown."""
-    classes: int
+    licence: str = "yours"
+    gigabytes: float | None = None
+    """Size of the download; None if there is none, or if it is unknown."""
+    classes: int | None = None
+    """Number of classes; None for the user's own images."""
+    image_size: int | None = None
+    """Side of all images in pixels; None if sizes differ."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published(Facts):
+    """A data set with a published split."""
+
     folders: tuple[str, ...]
     """Folders of the data folder that are searched."""
     forms: tuple[Form, ...]
@@ -50,8 +60,6 @@ class Published:
     """Instructions for a manual download."""
     download: Callable[[Path], None] | None = None
     """Function that downloads into the data folder; None if the owners require an agreement or a click."""
-    image_size: int | None = None
-    """Side of all images in pixels; None if sizes differ."""
     smallest_crop: float = SMALLEST_CROP
     """Smallest area of a training crop, as a fraction of the image, in published runs."""
 

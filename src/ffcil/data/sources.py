@@ -3,7 +3,7 @@
 import os
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ffcil.data.image_set import ImageSet
 from ffcil.data.layouts import find_folder, list_folder
 from ffcil.data.own_images import DEFAULT_SIZE, Listing, own_augmentation
 from ffcil.data.pictures import image_set_of
-from ffcil.data.published import PUBLISHED, download_published, find_published, list_published
+from ffcil.data.published import PUBLISHED, Facts, download_published, find_published, list_published
 from ffcil.data.resized_crop import SMALLEST_CROP, ResizedCrop
 from ffcil.data.tables import csv_file, csv_files, list_csv, list_parquet, parquet_files
 from ffcil.errors import InputError, unknown
@@ -39,16 +39,10 @@ PHOTOGRAPH_SIZE = 224
 """Default side of the network's input for published photographs."""
 
 
-@dataclass(frozen=True)
-class Source:
+@dataclass(frozen=True, kw_only=True)
+class Source(Facts):
     """A data set that ffcil can load by name."""
 
-    about: str
-    """Short description."""
-    classes: int | None
-    """Number of classes; None for the user's own images."""
-    image_size: int | None
-    """Side of all images in pixels; None if sizes differ."""
     usual_size: int
     """Default side of the network's input in pixels."""
     load: Load
@@ -58,10 +52,6 @@ class Source:
     """Function that reports what is missing and how to get it, or returns None."""
     list_images: ListImages | None = None
     """Function that lists names and labels without decoding; None if the images are not in separate files."""
-    origin: str = "you"
-    licence: str = "yours"
-    gigabytes: float | None = None
-    """Size of the download; None if there is none, or if it is unknown."""
     counts: tuple[int | None, int | None] | None = None
     """Number of training and test images of the published split; None if uncertain."""
 
@@ -183,9 +173,8 @@ def _load_cifar100(named: Path | None, image_size: int | None, skip_bad: bool) -
     try:
         splits = [CIFAR100(str(root), train=train) for train in (True, False)]
     except RuntimeError as error:
-        raise InputError(
-            f"The files in {root / 'cifar-100-python'} are not those of CIFAR-100: remove them and download it again."
-        ) from error
+        folder = root / "cifar-100-python"
+        raise InputError(f"The files in {folder} are not those of CIFAR-100: remove and download them.") from error
     train, test = (
         ImageSet(torch.from_numpy(split.data).permute(0, 3, 1, 2), torch.tensor(split.targets), tuple(split.classes))
         for split in splits
@@ -220,11 +209,11 @@ def _missing(find: Callable[[Path | None], object]) -> Callable[[Path | None], s
 def _own(about: str, list_images: ListImages, find: Callable[[Path | None], object]) -> Source:
     """Source of the user's own images in one form."""
     load = _listed(list_images, None, DEFAULT_SIZE)
-    return Source(about, None, None, DEFAULT_SIZE, load, _missing(find), list_images)
+    return Source(about=about, usual_size=DEFAULT_SIZE, load=load, find=_missing(find), list_images=list_images)
 
 
 def _published(name: str) -> Source:
-    facts = PUBLISHED[name]
+    published = PUBLISHED[name]
 
     def list_images(root: Path | None) -> Listing:
         return list_published(name, root, data_folder())
@@ -233,48 +222,41 @@ def _published(name: str) -> Source:
         try:
             return list_images(root)
         except InputError:  # it does not exist, or its download was interrupted
-            if root is not None or facts.download is None:
+            if root is not None or published.download is None:
                 raise
         download_published(name, data_folder())
         return list_images(root)
 
-    usual = facts.image_size or PHOTOGRAPH_SIZE
-    load = _listed(list_or_download, facts.image_size, usual, facts.smallest_crop)
-    find = _missing(lambda root: find_published(name, root, data_folder()))
+    usual = published.image_size or PHOTOGRAPH_SIZE
     return Source(
-        about=facts.about,
-        classes=facts.classes,
-        image_size=facts.image_size,
+        **{field.name: getattr(published, field.name) for field in fields(Facts)},
         usual_size=usual,
-        load=load,
-        find=find,
+        load=_listed(list_or_download, published.image_size, usual, published.smallest_crop),
+        find=_missing(lambda root: find_published(name, root, data_folder())),
         list_images=list_images,
-        origin=facts.origin,
-        licence=facts.licence,
-        gigabytes=facts.gigabytes,
-        counts=(facts.forms[0].train, facts.forms[0].test),
+        counts=(published.forms[0].train, published.forms[0].test),
     )
 
 
 SOURCES: dict[str, Source] = {
     "glyphs": Source(
-        "characters of many scripts in random fonts, poses and colours; drawn by ffcil, no download",
-        len(CHARACTERS),
-        32,
-        32,
-        _load_glyphs,
-        lambda root: None,
+        about="characters of many scripts in random fonts, poses and colours; drawn by ffcil, no download",
+        classes=len(CHARACTERS),
+        image_size=32,
+        usual_size=32,
+        load=_load_glyphs,
+        find=lambda root: None,
         origin="ffcil",
         licence="MIT",
         counts=(20_000, 5_000),
     ),
     "cifar100": Source(
-        "CIFAR-100: small photographs",
-        100,
-        32,
-        32,
-        _load_cifar100,
-        _find_cifar100,
+        about="CIFAR-100: small photographs",
+        classes=100,
+        image_size=32,
+        usual_size=32,
+        load=_load_cifar100,
+        find=_find_cifar100,
         origin="https://www.cs.toronto.edu/~kriz/cifar.html, through torchvision",
         licence="not stated",
         gigabytes=0.17,

@@ -76,11 +76,8 @@ def _columns(path: Path) -> Any:
     for needed in ("image", "label"):
         if needed not in schema.names:
             raise InputError(f"{path} has no column {needed!r} (its columns: {', '.join(schema.names)}): rename one.")
-    if not _holds_bytes(schema.field("image").type):
-        raise InputError(
-            f"Column 'image' of {path} is {schema.field('image').type}: it must contain encoded images, or a "
-            "struct of bytes and path."
-        )
+    if not _holds_bytes(kind := schema.field("image").type):
+        raise InputError(f"Column 'image' of {path} is {kind}: it must contain encoded images, or bytes and path.")
     return table.replace_schema_metadata(schema.metadata)
 
 
@@ -171,15 +168,11 @@ def _class_names(folder: Path, metadata: dict[bytes, bytes] | None) -> tuple[str
 def csv_file(root: Path | None) -> Path:
     if root is None:
         raise InputError(f"Data set 'csv' needs a file: {HOW_CSV}.")
-    if not root.is_dir():
-        if not root.is_file():
-            raise InputError(f"There is no file {root}: {HOW_CSV}.")
-        return root
-    files = csv_files(root)
+    if not root.exists():
+        raise InputError(f"There is no file {root}: {HOW_CSV}.")
+    files = csv_files(root) if root.is_dir() else [root]
     if len(files) != 1:
-        raise InputError(
-            f"{root} has {len(files)} CSV files with columns path and label: give one of them with --data."
-        )
+        raise InputError(f"{root} has {len(files)} CSV files with columns path and label: give one with --data.")
     return files[0]
 
 

@@ -63,7 +63,7 @@ class Learner(nn.Module, ABC):
     pretrained: ClassVar[bool] = False
     """Whether the method needs a pre-trained backbone. Its framework is then HA instead of DIWA."""
     trains: ClassVar[bool] = True
-    """False for a method that trains nothing."""
+    """False for a method that optimises nothing: it needs no `loss`."""
     bound: ClassVar[Literal["lower", "upper"] | None] = None
     """Set for a method that serves as the lower or the upper bound in comparisons."""
 
@@ -98,7 +98,7 @@ class Learner(nn.Module, ABC):
 
     def training_plan(self, increment: Increment) -> Training | None:
         """What a step optimises; None if it has nothing to optimise. Called after `grow`."""
-        return self.train_on_images(increment)
+        return self.train_on_images(increment) if self.trains else None
 
     def training_rows(self, increment: Increment) -> Tensor:
         """Rows of the store that a step trains on."""

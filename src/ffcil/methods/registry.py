@@ -1,7 +1,9 @@
 """The registered methods: finding them by name, loading them from files, and building learners."""
 
-import runpy
+import sys
 from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TypeVar
 
@@ -40,11 +42,16 @@ def find_method(name: str) -> type[Learner]:
 
 
 def load_methods(path: str) -> None:
-    """Run a Python file that registers methods."""
+    """Import a Python file that registers methods. The name of its module is its path."""
     if not Path(path).is_file():
         raise InputError(f"There is no file {path!r} to import methods from: name a Python file with @register in it.")
     before = set(METHODS)
-    runpy.run_path(path)
+    name = str(Path(path).resolve())
+    loader = SourceFileLoader(name, name)
+    spec = spec_from_file_location(name, loader=loader)
+    assert spec is not None
+    module = sys.modules[name] = module_from_spec(spec)
+    loader.exec_module(module)
     if set(METHODS) == before:
         raise InputError(f'{path} registers no method: decorate its learner with @register("name").')
 

@@ -31,9 +31,6 @@ class SimpleCIL(Pretrained):
         super().grow(increment)
         self.prototypes.grow(increment.seen_now)
 
-    def training_plan(self, increment: Increment) -> None:
-        return None
-
     def features(self, images: Tensor) -> Tensor:
         return self.vit_features(images)
 

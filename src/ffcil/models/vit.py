@@ -4,6 +4,7 @@ import hashlib
 import logging
 import zipfile
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,9 +18,10 @@ from timm.models.vision_transformer import Block, VisionTransformer, checkpoint_
 from torch import Tensor, nn
 
 from ffcil.errors import InputError, unknown
-from ffcil.models.glyph_vit import GLYPH_VIT, glyph_vit, glyph_vit_weights
 from ffcil.models.tuners import Tuning
 
+GLYPH_VIT = "glyph_vit"
+"""Name of the embedded backbone, which `scripts/pretrain_glyph_vit.py` pre-trains for images of 32 x 32 pixels."""
 UNTUNED: Sequence[Tuning] = ()
 
 
@@ -96,6 +98,19 @@ def _attention(attention: Any, tokens: Tensor, tuning: Tuning) -> Tensor:
     queries, keys, values = (part.reshape(by_head).transpose(1, 2) for part in (queries, keys, values))
     attended = F.scaled_dot_product_attention(attention.q_norm(queries), attention.k_norm(keys), values)
     return cast(Tensor, attention.proj(attention.norm(attended.transpose(1, 2).flatten(2))))
+
+
+def glyph_vit() -> VisionTransformer:
+    """The network with random weights, without classifier: 1.2 million parameters, 128 features, images in [0, 1]."""
+    # Patches of 8 pixels; with 4 pixels, an image would take four times as long on a CPU.
+    return VisionTransformer(
+        img_size=32, patch_size=8, embed_dim=128, depth=6, num_heads=4, num_classes=0, dynamic_img_size=True
+    )
+
+
+def glyph_vit_weights() -> Path:
+    """Path of the embedded weights: safetensors in half precision."""
+    return Path(str(files("ffcil"))) / "models" / "weights" / "glyph_vit.safetensors"
 
 
 def build_vit(name: str, weights: str | None) -> ViT:
