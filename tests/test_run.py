@@ -344,12 +344,14 @@ def test_two_processes_do_not_share_a_folder(tmp_path: Path, colours: Path) -> N
     Run(config(), tmp_path, data=colours, device="cpu", threads=1, listener=Second()).execute()
 
 
-def test_checking_for_a_lock_does_not_block_a_run(tmp_path: Path) -> None:
+def test_checking_for_a_lock_does_not_block_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that checks holds the lock for a moment; a run holds it to its end."""
     with (tmp_path / ".lock").open("w") as asking:
         fcntl.flock(asking, fcntl.LOCK_SH)
         threading.Timer(0.1, fcntl.flock, (asking, fcntl.LOCK_UN)).start()
+        monkeypatch.setattr("ffcil.runs.folder.LOCK_SECONDS", 600)
         with locked(tmp_path):
+            monkeypatch.undo()
             assert is_busy(tmp_path)
             with pytest.raises(BusyError, match="Another process is running"), locked(tmp_path):
                 pass
