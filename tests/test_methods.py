@@ -51,8 +51,9 @@ def assert_floors(method: type[Learner], stream: Stream, increment: Increment, s
         assert reached > chance + share * (1 - chance), message
 
     if method.uses_memory or method.pretrained or method.bound == "upper":
+        share = 0.5 if method.bound == "upper" else 0.2 if method.pretrained else 0.35
         if increment.step == len(stream):
-            check([label for labels in new.values() for label in labels], 0.2 if method.pretrained else 0.35)
+            check([label for labels in new.values() for label in labels], share)
     elif method.bound == "lower" or increment.step == next((k for k, labels in new.items() if len(labels) > 1), None):
         check(new[increment.step], 0.5)
 
