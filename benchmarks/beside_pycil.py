@@ -65,11 +65,11 @@ def learn_with_pycil(options: argparse.Namespace) -> None:
 def steps_of_pycil(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "data").symlink_to(options.data.resolve(), target_is_directory=True)
-        told = [sys.executable, str(Path(__file__).resolve()), "--inside"]
+        command = [sys.executable, str(Path(__file__).resolve()), "--inside"]
         for name in ("pycil", "data", "method", "epochs", "seed", "device"):
-            told += [f"--{name}", str(getattr(options, name))]
-        told += ["--sizes", *map(str, options.sizes)]
-        done = subprocess.run(told, cwd=folder, capture_output=True, text=True, check=False)
+            command += [f"--{name}", str(getattr(options, name))]
+        command += ["--sizes", *map(str, options.sizes)]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if BEGUN not in done.stdout:
         raise SystemExit(f"PyCIL could not be started:\n{done.stderr}")
     steps = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("STEP")]
@@ -83,11 +83,11 @@ def steps_of_ffcil(options: argparse.Namespace) -> dict[str, Any]:
     fields = {"arrivals": {"sizes": options.sizes}, "train": {"first": phase, "later": phase}}
     fields["train_seed"] = options.seed
     with tempfile.TemporaryDirectory() as folder:
-        told = [sys.executable, "-m", "ffcil", "run", str(options.pycil / "exps" / f"{options.method}.json")]
-        told += ["--data", str(options.data), "--device", options.device, "--out", folder]
+        command = [sys.executable, "-m", "ffcil", "run", str(options.pycil / "exps" / f"{options.method}.json")]
+        command += ["--data", str(options.data), "--device", options.device, "--out", folder]
         for name, value in fields.items():
-            told += ["--set", f"{name}={json.dumps(value)}"]
-        subprocess.run(told, check=True, stdout=subprocess.DEVNULL)
+            command += ["--set", f"{name}={json.dumps(value)}"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         records = [json.loads(line) for line in (Path(folder) / "records.jsonl").read_text().splitlines()]
     return {
         "steps": [

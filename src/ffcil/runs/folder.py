@@ -213,8 +213,8 @@ class RunFolder:
             self.write("environment.json", now)
             return
         changed = {key: now[key] for key in _LASTING if now[key] != first.get(key)}
-        if changed and changed not in first.setdefault("taken_up_with", []):
-            first["taken_up_with"].append(changed)
+        if changed and changed not in first.setdefault("resumed_with", []):
+            first["resumed_with"].append(changed)
             self.write("environment.json", first)
 
     def threads(self, asked: int | None) -> int | None:

@@ -81,11 +81,11 @@ def evidence_markdown(rows: Sequence[Row]) -> str:
         T_INTERVAL,
         f"{LEVEL:.0%} bootstrap",
         "Same sign",
-        "Told",
+        "Conclusion",
     ]
     note = (
-        "Differences in points between runs with the same seeds. Told: whether the t interval of the mean difference "
-        "holds 0; bootstrap percentiles, beside it, are too narrow for few pairs."
+        "Differences in points between runs with the same seeds. The conclusion says whether the t interval of the "
+        "mean difference contains 0. Bootstrap intervals are too narrow for few pairs."
     )
     return _markdown(head, ["---"] * 4 + ["---:"] * 4 + ["---"], lines, f"{note} {caution(rows)}".strip())
 
@@ -93,7 +93,8 @@ def evidence_markdown(rows: Sequence[Row]) -> str:
 def evidence_csv(rows: Sequence[Row]) -> str:
     """One line per effect and accuracy; `low` and `high` are the bounds of the t interval."""
     head = [*DATA, "method", "condition", "classifier", "setting", "versus", "metric", "pairs"]
-    head += ["difference", "std", "low", "high", "bootstrap_low", "bootstrap_high", "same_sign", "told", "differences"]
+    head += ["difference", "std", "low", "high", "bootstrap_low", "bootstrap_high", "same_sign"]
+    head += ["conclusion", "differences"]
     lines = []
     for effect in effects(rows):
         row = effect.row
