@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from ffcil.cli import app
+from ffcil.config.resolve import load_recipe
 from ffcil.errors import InputError
 from ffcil.report import compare, load_run, load_runs
+from ffcil.report.render.page_runs import repeat_command
 from ffcil.report.render.tables import comparison_markdown
 from ffcil.runs.published import publish
 from invented_runs import random_hits, write_run, write_study
@@ -49,6 +52,15 @@ def test_reports_of_published_runs_are_the_same(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert len(done.output.splitlines()) == len(finished)
     assert comparison_markdown(compare(load_runs(tmp_path / "results"))) == comparison_markdown(compare(finished))
+
+
+def test_a_published_run_is_a_recipe(tmp_path: Path) -> None:
+    path = write_published(tmp_path)
+    config = json.loads((tmp_path / "runs" / "run" / "config.json").read_text())
+    assert load_recipe(str(path)) == config
+    assert repeat_command(load_run(path)) == f"ffcil run {path} --seed 0 --out again/run"
+    started_in_python = replace(load_run(path), environment={})
+    assert repeat_command(started_in_python) == f"ffcil run {path} --out again/run"
 
 
 def test_fingerprints_are_stored_once(tmp_path: Path) -> None:

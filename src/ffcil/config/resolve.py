@@ -29,7 +29,7 @@ def recipe_names() -> list[str]:
 
 
 def load_recipe(name: str) -> dict[str, Any]:
-    """Read a recipe of the package by name, or a YAML or JSON file by path."""
+    """Read a recipe of the package by name, or a YAML or JSON file by path. A published run is a recipe, too."""
     path = Path(name)
     if path.suffix in RECIPE_FILES:
         if not path.is_file():
@@ -39,7 +39,9 @@ def load_recipe(name: str) -> dict[str, Any]:
         text = (resources.files("ffcil.config.recipes") / f"{name}.yaml").read_text(encoding="utf-8")
     else:
         raise unknown("recipe", name, recipe_names())
-    return read_yaml(f"Recipe {name!r}", text)
+    content = read_yaml(f"Recipe {name!r}", text)
+    published = content.get("config") if "records" in content else None
+    return published if isinstance(published, dict) else content
 
 
 def not_carried_over(recipe: str) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ffcil.report.analyse.groups import Group
 from ffcil.report.read.records import RunRecord
+from ffcil.runs.published import SUFFIX
 
 COSTS = (
     ("step", "step", "{}"),
@@ -65,11 +66,14 @@ def repeat_command(run: RunRecord) -> str:
     """Command that repeats a run in another folder.
 
     This is the recorded command with all its options. For a run that was started from Python, it is `ffcil run` with
-    the run's configuration.
+    the run's configuration; for a published run, with its file.
     """
     words = command_words(run)
     if words[:2] != ["ffcil", "run"]:
         words = ["ffcil", "run", str(run.folder / "config.json")]
+    published = run.folder.with_name(f"{run.folder.name}{SUFFIX}")
+    if published.exists():
+        words[2] = str(published)
     kept = [
         word
         for before, word in pairwise(["", *words])
