@@ -8,6 +8,7 @@ import itertools
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,7 +37,7 @@ from ffcil.runs.step import learn_step
 from ffcil.runs.stopping import Stop
 from ffcil.stream import Increment
 from ffcil.training.engine import Engine, evaluating
-from ffcil.training.progress import FitProgress, Listener
+from ffcil.training.progress import Listener
 
 Labelled = str | Path | ImageSet | Dataset[Any]
 """A folder of class folders, a Parquet or CSV file, an `ImageSet`, or any map-style data set of (image, label)."""
@@ -122,14 +123,11 @@ class Classifier:
         file = LearningFile(Path(folder) / LEARNING, request) if folder else None
         before = copied(self.learner.state())
 
-        def save(progress: FitProgress) -> None:
-            assert file is not None
-            file.write(self.learner, progress)
-
         try:
             resume = file.restore(self.learner, increment) if file else None
             interval = self.config.checkpoint_seconds
-            notes = learn_step(self.learner, increment, listener, stop, save if file else None, interval, resume)
+            save = partial(file.write, self.learner) if file else None
+            notes = learn_step(self.learner, increment, listener, stop, save, interval, resume)
             kept = self._keep(increment.train)
         except BaseException:
             self._restore(before)

@@ -91,8 +91,7 @@ class BiC(Conventional):
         distilled = self.config.distillation_weight * self.teacher.distillation(
             logits, teacher, self.config.temperature
         )
-        old_share = self.teacher.classes / self.head.classes
-        per_sample = (1 - old_share) * cross_entropy(logits, targets) + old_share * distilled
+        per_sample = self.teacher.weigh_by_share(cross_entropy(logits, targets), distilled, self.head.classes)
         return self.classification_loss(features, per_sample, targets)
 
     def available(self, increment: Increment) -> list[Tensor]:

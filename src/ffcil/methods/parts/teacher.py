@@ -48,3 +48,8 @@ class Teacher(nn.Module):
     def distillation(self, student: Tensor, logits: Callable[[], Tensor], temperature: float) -> Tensor:
         """Distillation loss of every sample over the old classes, from the student's logits [B, all classes]: [B]."""
         return distillation(student[:, : self.classes], logits(), temperature)
+
+    def weigh_by_share(self, classification: Tensor, distilled: Tensor, classes: int) -> Tensor:
+        """Mix two losses [B]: the distillation loss has the share of old classes among all `classes` as its weight."""
+        old_share = self.classes / classes
+        return (1 - old_share) * classification + old_share * distilled
