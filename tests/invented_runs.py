@@ -14,7 +14,15 @@ from oracles import stream_metrics
 
 IMAGES = 20  # test images per class
 FREE_FLOW = {0: (1, 4, 1, 2), 1: (3, 1, 3, 1), 2: (2, 1, 1, 4)}
-SETTINGS = {"Equ.T": (False, False), "FF.org": (True, False), "FF.ours": (True, True), "Equ.ours": (False, True)}
+SETTINGS = {
+    "Equ.T": (False, "none"),
+    "FF.org": (True, "none"),
+    "FF.ours": (True, "paper"),
+    "FF.flow": (True, "flow"),
+    "Equ.flow": (False, "flow"),
+    "Equ.ours": (False, "paper"),
+}
+FLOW = {"reduction": "mean", "alignment": "none", "ha": False, "flow": {"adjust": 1.5}}
 
 
 def counts_with(hits: list[int]) -> np.ndarray:
@@ -42,10 +50,10 @@ def write_run(
     **config: Any,
 ) -> Path:
     """Write a run folder. `hits(classifier, step, class)` is the number of correct predictions of IMAGES."""
-    free, robust = SETTINGS[setting]
+    free, framework = SETTINGS[setting]
     sizes = sizes or (FREE_FLOW[seed] if free else (2, 2, 2, 2))
     seeds = {"class_seed": seed, "arrival_seed": seed, "train_seed": seed}
-    config = {"dataset": "glyphs", "method": method, "robust": robust, "train": {"epochs": 3}} | seeds | config
+    config = {"dataset": "glyphs", "method": method, "framework": framework, "train": {"epochs": 3}} | seeds | config
     arrivals = {"sizes": sizes, "kind": "free-flow" if free else "equal", "seed": seed}
     environment = {"device": "cpu", "torch": "2.12", "command": f"ffcil run {folder.name} --seed {seed}"}
     (folder / "counts").mkdir(parents=True)
@@ -60,6 +68,8 @@ def write_run(
     (folder / "records.jsonl").write_text("\n".join(lines) + "\n")
     for name, value in (("config", config), ("arrivals", arrivals), ("environment", environment)):
         (folder / f"{name}.json").write_text(json.dumps(value))
+    if framework == "flow":  # earlier versions, which did not write this file, had no flow
+        (folder / "method.json").write_text(json.dumps({"own_alignment": "wa", "framework": FLOW}))
     if done:
         # Wrong on purpose: reports must compute numbers from the count tables.
         wrong = {c: {"average": -1, "last": -1, "forgetting": -1, "curve": []} for c in classifiers}
@@ -76,7 +86,7 @@ def write_run(
 
 def random_hits(setting: str, seed: int) -> Callable[[str, int, int], int]:
     """Reproducible numbers of hits by classifier, step and class."""
-    level = {"Equ.T": 14, "FF.org": 8, "FF.ours": 11, "Equ.ours": 15}[setting]
+    level = {"Equ.T": 14, "FF.org": 8, "FF.ours": 11, "FF.flow": 12, "Equ.flow": 16, "Equ.ours": 15}[setting]
 
     def hits(classifier: str, step: int, position: int) -> int:
         place = [len(setting), seed, step, position, len(classifier)]

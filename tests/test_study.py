@@ -65,8 +65,8 @@ def test_the_settings_of_a_seed_share_permutation_and_spectrum() -> None:
             assert (config.class_seed, config.arrival_seed, config.train_seed) == (seed, seed, seed)
         assert build_arrivals(equal, 100).sizes == (10,) * 10
         assert build_arrivals(original, 100).sizes == build_arrivals(ours, 100).sizes
-        assert (equal.robust, original.robust, ours.robust) == (False, False, True)
-        assert original.model_copy(update={"robust": True}) == ours
+        assert (equal.framework, original.framework, ours.framework) == ("none", "none", "paper")
+        assert original.model_copy(update={"framework": "paper"}) == ours
     assert (
         build_arrivals(made["FF.org seed 3"].config, 100).sizes
         != build_arrivals(made["FF.org seed 7"].config, 100).sizes
@@ -93,7 +93,7 @@ def test_ablations_set_the_parts_of_the_framework() -> None:
     assert made["cars mos HA"].config.ha.use is True
     assert made["cars mos CWM+HA without surrogates"].config.ha.surrogates == 0
     assert made["cars tuna CWM+HA without identity"].config.ha.identity is False
-    assert made["cars tuna CWM+HA without identity"].config.robust
+    assert made["cars tuna CWM+HA without identity"].config.framework == "paper"
 
 
 def test_data_sets_select_or_replace() -> None:
@@ -126,7 +126,7 @@ def test_settings_override_assigned_fields() -> None:
     )
     assert made["FF.org"].config.arrivals.alpha == 0.5  # type: ignore[union-attr]
     assert made["Equ.T"].config.arrivals.kind == "equal"  # which has no alpha
-    for assignment in ("robust=true", "train_seed=1", "arrivals.sizes=[1,2]", "method=der"):
+    for assignment in ("framework=flow", "robust=true", "train_seed=1", "arrivals.sizes=[1,2]", "method=der"):
         with pytest.raises(InputError, match=r"sets .* itself"):
             jobs("table-main", assignments=[assignment])
     with pytest.raises(InputError, match=r"sets arrivals\.alpha itself"):
