@@ -272,6 +272,23 @@ def test_a_run_of_a_version_without_a_field_is_resumed(tmp_path: Path, colours: 
     assert json.loads((tmp_path / "config.json").read_text())["normalise"] == settings.normalise
 
 
+@pytest.mark.parametrize("framework", ["none", "paper"])
+def test_a_run_of_the_version_with_robust_is_resumed(tmp_path: Path, colours: Path, framework: str) -> None:
+    settings = config(framework=framework, arrivals={"sizes": [1, 1]})
+    with pytest.raises(KeyboardInterrupt):
+        Run(settings, tmp_path, data=colours, device="cpu", threads=1, listener=Bomb(epochs=3)).execute()
+    saved = json.loads((tmp_path / "config.json").read_text())
+    del saved["framework"], saved["flow"]
+    (tmp_path / "config.json").write_text(json.dumps({**saved, "robust": framework == "paper"}))
+    assert load_run(tmp_path).config["framework"] == framework
+    for other in {"none", "paper", "flow"} - {framework}:
+        with pytest.raises(InputError, match="it differs in framework"):
+            Run(config(framework=other, arrivals={"sizes": [1, 1]}), tmp_path, data=colours, device="cpu").execute()
+    Run(settings, tmp_path, data=colours, device="cpu", threads=1).execute()
+    assert load_run(tmp_path).finished
+    assert "robust" not in json.loads((tmp_path / "config.json").read_text())
+
+
 def test_a_full_disk_damages_nothing(
     tmp_path: Path, colours: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,8 @@ CAUSES = {
     "Equ.ours": "the paper's framework under equal steps",
 }
 """Cause of the difference between a setting and its baseline."""
+HEADLINES = {"FF.org": "free flow", "FF.ours": "the paper's framework", "FF.flow": "flow"}
+"""Settings whose differences from their baselines are drawn and put into words, with short names of the causes."""
 
 
 @dataclass(frozen=True)

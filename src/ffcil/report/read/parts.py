@@ -8,7 +8,7 @@ from ffcil.config.flow import FLOW_PARTS
 
 FLOW_NAMES = {
     "adjust": "adjusted loss",
-    "enough": "small steps untuned",
+    "enough": "minimum of classes",
     "min_steps": "minimum of optimiser steps",
     "comparable": "comparable scores",
     "shared_ridge": "shared ridge",
@@ -56,7 +56,7 @@ class Parts:
     @property
     def name(self) -> str:
         """`org` for the original method, `ours` for the paper's framework, `flow`, otherwise the parts: `CWM + WA`."""
-        flow = self._flow_names()
+        flow = self.flow_names
         parts = ["CWM"] if self.cwm else []
         if not (flow and flow[0].startswith("flow")):  # flow implies no alignment
             parts += {"none": ["no alignment"], "wa": ["WA"], "diwa": ["DIWA"]}.get(self.alignment, [])
@@ -69,12 +69,19 @@ class Parts:
             return "org"
         return "ours" if parts + flow in (["CWM", "DIWA"], ["CWM", "HA"]) else " + ".join([*flow, *parts])
 
-    def _flow_names(self) -> list[str]:
+    @property
+    def pretrained(self) -> bool:
+        """Whether a part was on that only pre-trained methods have."""
+        return self.ha or any(FLOW_PARTS[name].pretrained for name in self.flow)
+
+    @property
+    def flow_names(self) -> list[str]:
         """`flow` if all its parts that apply to this kind of method are on, `flow without ...` if all but one are."""
         if not self.flow:
             return []
-        kind = FLOW_PARTS[self.flow[0]].pretrained
-        missing = [name for name, part in FLOW_PARTS.items() if part.pretrained == kind and name not in self.flow]
+        missing = [
+            name for name, part in FLOW_PARTS.items() if part.pretrained == self.pretrained and name not in self.flow
+        ]
         if self.aligned or len(missing) > 1:
             return [FLOW_NAMES[name] for name in self.flow]
         return [f"flow without {FLOW_NAMES[missing[0]]}" if missing else "flow"]
