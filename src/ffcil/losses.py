@@ -70,9 +70,26 @@ def _masked(per_sample: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 REDUCTIONS: dict[str, Reduction] = {"mean": mean, "class_wise_mean": class_wise_mean}
 
 
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Softmax cross-entropy of each sample, [B]."""
-    return F.cross_entropy(logits, targets, reduction="none")
+def cross_entropy(logits: Tensor, targets: Tensor, prior: Tensor | None = None) -> Tensor:
+    """Softmax cross-entropy of each sample, [B]. With a `prior` [C] it is count-aware; see `log_prior`."""
+    return F.cross_entropy(logits if prior is None else logits + prior, targets, reduction="none")
+
+
+def log_prior(counts: Tensor, strength: float = 1.0) -> Tensor:
+    """`strength * log(N_c / N)` of each class, [C], to add to logits in the training loss and nowhere else.
+
+    The loss then explains by the prior that some classes have more images than others, for example new classes than
+    replayed ones, and the logits do not learn it: predict by the argmax of the logits alone. With strength 1 it is the
+    balanced softmax of Ren et al., NeurIPS 2020, or the logit adjustment of Menon et al., ICLR 2021. A class without
+    images gets minus infinity: it takes no part in the loss.
+
+    Args:
+        counts: Number of training images of each class, [C]. Compute it again for every step.
+        strength: The temperature tau of the logit adjustment, above 0.
+    """
+    if strength <= 0:
+        raise ValueError(f"strength must be above 0, not {strength}")
+    return strength * (counts / counts.sum()).log()
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float = 2.0) -> Tensor:

@@ -15,7 +15,7 @@ class FlowPart(NamedTuple):
 
 
 FLOW_PARTS = {
-    "adjust": FlowPart(1.5, 0.0, pretrained=False),
+    "adjust": FlowPart(1.0, 0.0, pretrained=False),
     "enough": FlowPart(5, 1, pretrained=True),
     "min_steps": FlowPart(100, 1, pretrained=True),
     "comparable": FlowPart(True, False, pretrained=True),

@@ -91,7 +91,8 @@ class BiC(Conventional):
         distilled = self.config.distillation_weight * self.teacher.distillation(
             logits, teacher, self.config.temperature
         )
-        per_sample = self.teacher.weigh_by_share(cross_entropy(logits, targets), distilled, self.head.classes)
+        classification = cross_entropy(logits, targets, self.prior)
+        per_sample = self.teacher.weigh_by_share(classification, distilled, self.head.classes)
         return self.classification_loss(features, per_sample, targets)
 
     def available(self, increment: Increment) -> list[Tensor]:

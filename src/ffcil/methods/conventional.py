@@ -32,6 +32,10 @@ class Conventional(Learner):
         if self.uses_memory:
             self.centres = ClassCentres(0, width)
         self.exemplars = Exemplars(settings.memory, width, device)
+        self.prior: Tensor | None = None
+        """What the count-aware cross-entropy of this step adds to the logits of all classes, [C]; None: nothing."""
+        self.prior_of_groups: Tensor | None = None
+        """The same if all old classes are one class, followed by the new ones, [1 + new classes]."""
 
     # --- what a method may override -------------------------------------------------------------------------------
 
@@ -45,7 +49,7 @@ class Conventional(Learner):
 
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
         features = self.features(images)
-        return self.classification_loss(features, cross_entropy(self.head(features), targets), targets)
+        return self.classification_loss(features, cross_entropy(self.head(features), targets, self.prior), targets)
 
     def deployed(self) -> Iterable[nn.Module]:
         return [self.backbone, self.head]
@@ -55,6 +59,14 @@ class Conventional(Learner):
         return {**notes, **self.update_exemplars(increment)} if self.uses_memory else notes
 
     # --- what all of them have ------------------------------------------------------------------------------------
+
+    def prepare(self, increment: Increment, rows: Tensor) -> None:
+        """Count the images of each class in the training set of a step, for the count-aware cross-entropy."""
+        labels = increment.train.labels
+        counts = torch.bincount(labels[rows.to(labels.device)], minlength=increment.seen_now).to(self.engine.device)
+        old, new = counts.split([increment.seen_before, len(increment.classes)])
+        prior = self.settings.framework.prior
+        self.prior, self.prior_of_groups = prior(counts), prior(torch.cat([old.sum(dim=0, keepdim=True), new]))
 
     def through(self, network: nn.Module, images: Tensor) -> Tensor:
         """Apply a network in the engine's precision; its features are float32."""

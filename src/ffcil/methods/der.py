@@ -63,9 +63,10 @@ class DER(Conventional):
 
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
         features = self.features(images)
-        per_sample = cross_entropy(self.head(features), targets)
+        per_sample = cross_entropy(self.head(features), targets, self.prior)
         if len(self.frozen):
-            per_sample = per_sample + self.config.auxiliary_weight * self.auxiliary.loss(features, targets)
+            auxiliary = self.auxiliary.loss(features, targets, self.prior_of_groups)
+            per_sample = per_sample + self.config.auxiliary_weight * auxiliary
         return self.classification_loss(features, per_sample, targets)
 
     def deployed(self) -> Iterable[nn.Module]:

@@ -9,7 +9,7 @@ from ffcil.alignment import Alignment, diwa, weight_alignment
 from ffcil.config.flow import FLOW_PARTS
 from ffcil.config.settings import DiwaSettings, HaSettings, RunConfig
 from ffcil.errors import InputError
-from ffcil.losses import REDUCTIONS, Reduction
+from ffcil.losses import REDUCTIONS, Reduction, log_prior
 from ffcil.stream import Increment
 
 
@@ -63,6 +63,10 @@ class Framework:
     @property
     def reduction(self) -> Reduction:
         return REDUCTIONS[self.reduction_name]
+
+    def prior(self, counts: Tensor) -> Tensor | None:
+        """What the cross-entropy adds to the logits if classes have these numbers of images, [C]; None: nothing."""
+        return log_prior(counts.float(), self.adjust) if self.adjust else None
 
     def describe(self) -> dict[str, Any]:
         """Return the parts as the records of a run keep them. `flow` has the parts of flow that are on, if any is."""

@@ -55,5 +55,5 @@ class ICaRL(Conventional):
         features = self.features(images)
         logits = self.head(features)
         distilled = self.teacher.distillation(logits, teacher, self.config.temperature)
-        per_sample = cross_entropy(logits, targets) + self.config.distillation_weight * distilled
+        per_sample = cross_entropy(logits, targets, self.prior) + self.config.distillation_weight * distilled
         return self.classification_loss(features, per_sample, targets)

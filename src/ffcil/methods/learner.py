@@ -104,6 +104,9 @@ class Learner(nn.Module, ABC):
         """Rows of the store that a step trains on."""
         return increment.rows
 
+    def prepare(self, increment: Increment, rows: Tensor) -> None:
+        """Work before the training of a step on the images in `rows`, such as counting them."""
+
     def finish(self, increment: Increment) -> dict[str, Any]:
         """Work after the training of a step, such as alignment and memory. Returns notes for the record."""
         return {}
@@ -171,6 +174,7 @@ class Learner(nn.Module, ABC):
             trainable = [parameter for parameter in self.parameters() if parameter.requires_grad and parameter.numel()]
             groups = [ParameterGroup(trainable)]
         rows = self.training_rows(increment).to(self.engine.device)
+        self.prepare(increment, rows)
         return Training(
             self.loss,
             groups,

@@ -52,5 +52,6 @@ class LwF(Conventional):
         teacher = self.teacher.start(images)
         logits = self.head(self.features(images))
         distilled = self.teacher.distillation(logits, teacher, self.config.temperature)
-        per_sample = cross_entropy(logits[:, old:], targets - old) + self.config.distillation_weight * distilled
+        prior = None if self.prior is None else self.prior[old:]
+        per_sample = cross_entropy(logits[:, old:], targets - old, prior) + self.config.distillation_weight * distilled
         return self.reduce(per_sample, targets)

@@ -168,12 +168,13 @@ class TagFex(Conventional):
         specific, agnostic = self.maps(self.backbone, images), self.maps(self.agnostic, images)
         features = torch.cat([*frozen(), pool(specific).float()], dim=1)
         logits = self.head(features)
-        classification = self.reduce(cross_entropy(logits, targets), targets)
+        classification = self.reduce(cross_entropy(logits, targets, self.prior), targets)
         total = classification + self.centre_loss(features, targets)
         agnostic_features = pool(agnostic).float()
         if not len(self.frozen):
             return total + self.config.contrastive_weight * self.contrastive(agnostic_features)
-        total = total + self.config.auxiliary_weight * self.reduce(self.auxiliary.loss(features, targets), targets)
+        auxiliary = self.auxiliary.loss(features, targets, self.prior_of_groups)
+        total = total + self.config.auxiliary_weight * self.reduce(auxiliary, targets)
         total = total + self.continual_contrast(agnostic_features, before)
         return total + self.merging(specific, agnostic, logits, targets, classification)
 
@@ -217,9 +218,10 @@ class TagFex(Conventional):
         with self.engine.autocast():
             merged = self.merge(specific, agnostic.detach())
         merged_logits = self.merge_head(merged.float())
-        new = targets >= self.auxiliary.old_classes
+        old = self.auxiliary.old_classes
+        new, prior = targets >= old, None if self.prior is None else self.prior[old:]
         merge_loss = self.reduce(
-            cross_entropy(merged_logits, (targets - self.auxiliary.old_classes).clamp_min(0)), targets, weights=new
+            cross_entropy(merged_logits, (targets - old).clamp_min(0), prior), targets, weights=new
         )
         transfer = self.reduce(self.transfer(logits, merged_logits), targets, weights=new)
         better = (merge_loss < classification).detach()

@@ -50,8 +50,9 @@ class AuxiliaryHead(GrowingLinear):
         head.old_classes = increment.seen_before
         return head
 
-    def loss(self, features: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, features: Tensor, targets: Tensor, prior: Tensor | None = None) -> Tensor:
         """Cross-entropy of every sample from the last columns of all features: [B]. Under the class-wise mean a sample
-        counts by its own class, although all old classes share one output."""
+        counts by its own class, although all old classes share one output. The `prior` is that of the head's outputs.
+        """
         among_new = (targets - self.old_classes + 1).clamp_min(0)
-        return cross_entropy(self(features[:, -self.weight.shape[1] :]), among_new)
+        return cross_entropy(self(features[:, -self.weight.shape[1] :]), among_new, prior)
