@@ -80,6 +80,14 @@ def test_settings_have_the_papers_names(tmp_path: Path, kind: str, robust: bool,
         ({"robust": True, "ha": {"use": True, "surrogates": 20}}, "FF.ours"),
         ({"robust": True, "ha": {"use": True, "surrogates": 0}}, "FF with CWM + HA without surrogates"),
         ({"robust": True, "ha": {"use": True, "identity": False}}, "FF with CWM + HA without identity"),
+        ({"robust": True, "ha": {"use": True, "identity": True}}, "FF.ours"),  # of an earlier version
+        ({"robust": True, "ha": {"use": True, "identity": "sum"}}, "FF.ours"),
+        ({"robust": True, "ha": {"use": True, "identity": "none"}}, "FF with CWM + HA without identity"),
+        ({"robust": True, "ha": {"use": True, "identity": "mean"}}, "FF with CWM + HA with mean identity"),
+        (
+            {"robust": True, "ha": {"use": True, "identity": "mean", "surrogates": 0}},
+            "FF with CWM + HA with mean identity without surrogates",
+        ),
         ({"robust": True, "centre_weight": 1.0}, "FF with CWM + DIWA + centre loss"),
     ],
 )

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from ffcil.config.settings import identity_term
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -17,8 +19,8 @@ class Parts:
     """Whether Head-Agnostic Alignment was trained."""
     surrogates: bool
     """Whether HA used surrogate features of earlier classes."""
-    identity: bool
-    """Whether HA used the identity term."""
+    identity: str
+    """Identity term of HA: `sum`, `mean` or `none`; `none` also if HA was not used."""
     centre: bool
     """Whether the centre loss was used."""
 
@@ -32,7 +34,7 @@ class Parts:
             alignment="own" if alignment == method["own_alignment"] else alignment,
             ha=use_ha,
             surrogates=use_ha and ha.get("surrogates", 1) > 0,
-            identity=use_ha and ha.get("identity", True),
+            identity=identity_term(ha.get("identity", "sum")) if use_ha else "none",
             centre=config.get("centre_weight", 0) > 0,
         )
 
@@ -42,9 +44,11 @@ class Parts:
         parts = ["CWM"] if self.cwm else []
         parts += {"none": ["no alignment"], "wa": ["WA"], "diwa": ["DIWA"]}.get(self.alignment, [])
         if self.ha:
-            inner = {"surrogates": self.surrogates, "identity": self.identity}
+            inner = {"surrogates": self.surrogates, "identity": self.identity != "none"}
             missing = [word for word, used in inner.items() if not used]
-            parts.append(f"HA without {' and '.join(missing)}" if missing else "HA")
+            other = " with mean identity" if self.identity == "mean" else ""
+            without = f" without {' and '.join(missing)}" if missing else ""
+            parts.append(f"HA{other}{without}")
         parts += ["centre loss"] if self.centre else []
         if not parts:
             return "org"
