@@ -68,6 +68,7 @@ class CLLoRA(Pretrained):
     paper = "https://arxiv.org/abs/2505.24816"
     Config = CLLoRAConfig
     config: CLLoRAConfig
+    trains_prototypes = True
     training_only = ("head",)
     teacher: Tensor
 
@@ -110,15 +111,18 @@ class CLLoRA(Pretrained):
         self.head.grow(len(increment.classes))
 
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
-        per_sample = cross_entropy(self.head(self.features(images)), targets - self.old_classes)
+        features = self.features(images)
+        per_sample = cross_entropy(self.head(features), targets - self.old_classes)
+        centre_loss = self.centre_loss(features, targets)
         if len(self.specific) == 1:
-            return self.reduce(per_sample, targets)
+            return self.reduce(per_sample, targets) + centre_loss
         with torch.no_grad():
             teacher = self.head(self.early(images, list(self.teacher)))
         student = self.head(self.early(images, self._distilled_ups()))
         distilled = distillation(student, teacher, self.config.temperature)
         per_sample = per_sample + self.config.distillation_weight * distilled
-        return self.reduce(per_sample, targets) + self.config.orthogonality * self.block_similarity()
+        separation = self.config.orthogonality * self.block_similarity()
+        return self.reduce(per_sample, targets) + centre_loss + separation
 
     def early(self, images: Tensor, ups: Sequence[Tensor]) -> Tensor:
         """Features of the shared blocks only, with `ups` in their LoRA: [B, D]"""

@@ -64,6 +64,9 @@ class Learner(nn.Module, ABC):
     """Whether the method needs a pre-trained backbone. Its framework is then HA instead of DIWA."""
     trains: ClassVar[bool] = True
     """False for a method that optimises nothing: it needs no `loss`."""
+    trains_prototypes: ClassVar[bool] = False
+    """Whether a pre-trained method trains features that it compares with class means or rows by the cosine. The centre
+    loss is for such methods, and for all methods with exemplars."""
     bound: ClassVar[Literal["lower", "upper"] | None] = None
     """Set for a method that serves as the lower or the upper bound in comparisons."""
 
