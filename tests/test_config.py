@@ -243,9 +243,7 @@ def test_every_field_is_listed_and_explained() -> None:
 
 def test_the_identity_term_of_earlier_versions() -> None:
     """True and false are still read, and a configuration that an earlier version knew keeps its hash."""
-    now, before = (
-        resolve("glyphs", {"method": "simplecil", "ha": {"identity": value}}) for value in ("none", False)
-    )
+    now, before = (resolve("glyphs", {"method": "simplecil", "ha": {"identity": value}}) for value in ("none", False))
     assert (now.ha.identity, now) == ("none", before)
     default = resolve("glyphs", {"method": "simplecil"})
     assert default.ha.identity == "sum"
@@ -255,7 +253,7 @@ def test_the_identity_term_of_earlier_versions() -> None:
     assert default.identity() == hashlib.sha256(text.encode()).hexdigest()[:12]
     mean = resolve("glyphs", {"method": "simplecil", "ha": {"identity": "mean"}})
     assert len({default.identity(), now.identity(), mean.identity()}) == 3
-    with pytest.raises(InputError, match="Bad value for ha.identity: Input should be 'sum', 'mean' or 'none'"):
+    with pytest.raises(InputError, match=r"Bad value for ha.identity: Input should be 'sum', 'mean' or 'none'"):
         resolve("glyphs", {"method": "simplecil", "ha": {"identity": "median"}})
 
 

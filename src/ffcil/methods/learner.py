@@ -1,6 +1,7 @@
 """`Learner`: the interface of a method. The training loop, the optimiser, precision and checkpoints are given."""
 
 import copy
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -129,6 +130,12 @@ class Learner(nn.Module, ABC):
     # --- what every method has ------------------------------------------------------------------------------------
 
     @property
+    def may_collapse(self) -> bool:
+        """Whether the method goes on if numbers are no longer finite, as published code that does not check them. The
+        predictions are then those of chance."""
+        return False
+
+    @property
     def scored(self) -> str:
         """The classifier whose accuracy is the result."""
         return next(iter(self.classifiers))
@@ -181,6 +188,7 @@ class Learner(nn.Module, ABC):
             Optimisation.of_phase(phase, settings.train.momentum),
             derive_seed(settings.seed, increment.step),
             after_epoch,
+            may_diverge=self.may_collapse,
         )
 
     def learn(
@@ -215,7 +223,7 @@ class Learner(nn.Module, ABC):
             "seconds": {"train": fitted.seconds, "memory": time.perf_counter() - start},
             "images_per_second": fitted.images_per_second,
             "training_images": len(training.source if training else increment.rows),
-            "loss": fitted.loss,
+            "loss": finite_or_none(fitted.loss),
             "parameters": sum(p.numel() for module in self.deployed() for p in module.parameters()),
             "trained_parameters": sum(p.numel() for p in self.parameters() if p.requires_grad),
             "peak_memory_bytes": torch.cuda.max_memory_allocated(self.engine.device) if on_gpu else None,
@@ -298,3 +306,8 @@ class Learner(nn.Module, ABC):
         self.load_state_dict(state["modules"])
         self._test_cache = FeatureCache()
         self.eval()
+
+
+def finite_or_none(value: float) -> float | None:
+    """A number for a record, which is JSON and has no NaN."""
+    return value if math.isfinite(value) else None

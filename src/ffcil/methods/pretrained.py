@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ffcil.errors import InputError
 from ffcil.ha import ClassStatistics, HeadAgnosticAlignment, alignment_loss, draw_surrogates
 from ffcil.losses import ClassCentres
-from ffcil.methods.learner import Learner, LearnerSettings, MethodConfig
+from ffcil.methods.learner import Learner, LearnerSettings, MethodConfig, finite_or_none
 from ffcil.models.tuners import Adapters, Tuning
 from ffcil.models.vit import UNTUNED, build_vit
 from ffcil.stream import Increment
@@ -157,7 +157,7 @@ class Pretrained(Learner):
         features, targets = self.extract_features(increment)
         notes = self.fit_classifier(increment, features, targets)
         if self.ha is not None:
-            notes["ha_loss"] = self._train_ha(self.ha, increment, features, targets)
+            notes["ha_loss"] = finite_or_none(self._train_ha(self.ha, increment, features, targets))
         self.statistics.remember(features, targets)
         return {"alignment": None, **notes}
 
@@ -184,6 +184,7 @@ class Pretrained(Learner):
             Optimisation(settings.epochs, lambda epoch: rate, optimiser="adam"),
             generator.initial_seed(),
             remedy="lower ha.learning_rate",
+            may_diverge=self.may_collapse,
         )
         alignment.requires_grad_(True)
         try:

@@ -66,8 +66,8 @@ def complete(config: RunConfig) -> RunConfig:
         )
     if config.centre_weight and not (method.uses_memory or method.trains_prototypes):
         raise InputError(
-            f"centre_weight is not supported by {config.method!r}, which trains no features that are compared with class "
-            "means: leave it at 0."
+            f"centre_weight is not supported by {config.method!r}, which trains no features that are compared with "
+            "class means: leave it at 0."
         )
     if not method.pretrained and config.backbone not in BACKBONES:
         raise unknown("backbone", config.backbone, BACKBONES)
