@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -239,7 +241,23 @@ def test_every_field_is_listed_and_explained() -> None:
     assert leaves(set_()) - {"arrivals.kind"} <= names
 
 
-@pytest.mark.parametrize("method", ["cllora", "finetune", "ewc"])
-def test_a_centre_loss_without_exemplars_is_an_error(method: str) -> None:
+def test_the_identity_term_of_earlier_versions() -> None:
+    """True and false are still read, and a configuration that an earlier version knew keeps its hash."""
+    now, before = (resolve("glyphs", {"method": "simplecil", "ha": {"identity": value}}) for value in ("none", False))
+    assert (now.ha.identity, now) == ("none", before)
+    default = resolve("glyphs", {"method": "simplecil"})
+    assert default.ha.identity == "sum"
+    assert resolve("glyphs", {"method": "simplecil", "ha": {"identity": True}}) == default
+    content = default.content() | {"ha": default.content()["ha"] | {"identity": True}}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    assert default.identity() == hashlib.sha256(text.encode()).hexdigest()[:12]
+    mean = resolve("glyphs", {"method": "simplecil", "ha": {"identity": "mean"}})
+    assert len({default.identity(), now.identity(), mean.identity()}) == 3
+    with pytest.raises(InputError, match=r"Bad value for ha.identity: Input should be 'sum', 'mean' or 'none'"):
+        resolve("glyphs", {"method": "simplecil", "ha": {"identity": "median"}})
+
+
+@pytest.mark.parametrize("method", ["simplecil", "mos", "moal", "ranpac", "fecam", "finetune", "ewc"])
+def test_a_centre_loss_is_an_error_for_methods_without_prototypes(method: str) -> None:
     with pytest.raises(InputError, match=f"centre_weight is not supported by '{method}'"):
         complete(resolve("glyphs", {"method": method, "centre_weight": 0.1}))

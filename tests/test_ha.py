@@ -198,10 +198,13 @@ def test_ha_changes_nothing_but_its_own_parameters(make_learner: Make) -> None:
     assert not any(parameter.requires_grad for parameter in aligned.ha.parameters())
 
 
-@pytest.mark.parametrize("method", ["simplecil", "ranpac"])
-def test_a_learner_trains_it_like_a_plain_loop(make_learner: Make, method: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "identity"), [("simplecil", "sum"), ("ranpac", "sum"), ("simplecil", "mean"), ("simplecil", "none")]
+)
+def test_a_learner_trains_it_like_a_plain_loop(make_learner: Make, method: str, identity: str) -> None:
     """Compares the second step with a separate loop that draws the same random numbers."""
-    learner = make_learner(method=method, framework="paper", ha={"epochs": 3, "batch": 16, "surrogates": 5})
+    settings = {"epochs": 3, "batch": 16, "surrogates": 5, "identity": identity, "identity_weight": 0.7}
+    learner = make_learner(method=method, framework="paper", ha=settings)
     first, second = small_stream([2, 3])
     learner.learn(first)
     assert learner.ha is not None
@@ -219,7 +222,9 @@ def test_a_learner_trains_it_like_a_plain_loop(make_learner: Make, method: str) 
         for rows in torch.randperm(58, generator=generator).split(16):
             aligned = alignment(pool[rows])
             per_sample = F.cross_entropy(learner.classify(aligned), labels[rows], reduction="none")
-            per_sample = per_sample + (aligned - pool[rows]).square().sum(1)
+            squares = (aligned - pool[rows]).square()
+            distance = {"sum": squares.sum(1), "mean": squares.mean(1), "none": torch.zeros(())}[identity]
+            per_sample = per_sample + 0.7 * distance
             loss = reduced(list(per_sample), labels[rows].tolist(), "class_wise_mean")
             optimiser.zero_grad()
             loss.backward()

@@ -80,6 +80,14 @@ def test_settings_have_the_papers_names(tmp_path: Path, kind: str, framework: st
         ({"framework": "paper", "ha": {"use": True, "surrogates": 20}}, "FF.ours"),
         ({"framework": "paper", "ha": {"use": True, "surrogates": 0}}, "FF with CWM + HA without surrogates"),
         ({"framework": "paper", "ha": {"use": True, "identity": False}}, "FF with CWM + HA without identity"),
+        ({"framework": "paper", "ha": {"use": True, "identity": True}}, "FF.ours"),  # of an earlier version
+        ({"framework": "paper", "ha": {"use": True, "identity": "sum"}}, "FF.ours"),
+        ({"framework": "paper", "ha": {"use": True, "identity": "none"}}, "FF with CWM + HA without identity"),
+        ({"framework": "paper", "ha": {"use": True, "identity": "mean"}}, "FF with CWM + HA with mean identity"),
+        (
+            {"framework": "paper", "ha": {"use": True, "identity": "mean", "surrogates": 0}},
+            "FF with CWM + HA with mean identity without surrogates",
+        ),
         ({"framework": "paper", "centre_weight": 1.0}, "FF with CWM + DIWA + centre loss"),
     ],
 )

@@ -99,7 +99,7 @@ def test_ablations_set_the_parts_of_the_framework() -> None:
     assert made["cifar100 icarl DIWA"].config.alignment == "diwa"
     assert made["cars mos HA"].config.ha.use is True
     assert made["cars mos CWM+HA without surrogates"].config.ha.surrogates == 0
-    assert made["cars tuna CWM+HA without identity"].config.ha.identity is False
+    assert made["cars tuna CWM+HA without identity"].config.ha.identity == "none"
     assert made["cars tuna CWM+HA without identity"].config.framework == "paper"
     assert made["cars moal flow without enough"].config.flow.enough == 1
     assert made["cars cllora flow without comparable"].config.flow.comparable is False

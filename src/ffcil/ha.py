@@ -78,7 +78,8 @@ def alignment_loss(
         targets: Their classes, [B].
         classify: From aligned features to the scores of all classes seen, by the learner's own rule. Gradients must
             reach its argument.
-        identity_weight: Weight of the squared distance between aligned features and features.
+        identity_weight: Weight of the squared distance between aligned features and features, which is a sum over
+            the D features. A weight of 1 / D makes it a mean squared error, another reading of eq. (16).
     """
     aligned = alignment(features)
     per_sample = cross_entropy(classify(aligned), targets)

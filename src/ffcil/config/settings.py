@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
 from ffcil.arrivals import Arrivals, equal_arrivals, free_flow, from_trace, given_arrivals, half_arrivals
 from ffcil.config.earlier import renewed
@@ -177,6 +177,11 @@ class DiwaSettings(Settings):
     """Number of new classes over which the strength approaches 1."""
 
 
+def identity_term(value: Any) -> Any:
+    """The value of `ha.identity`; earlier versions had true for `sum` and false for `none`."""
+    return {True: "sum", False: "none"}[value] if isinstance(value, bool) else value
+
+
 class HaSettings(Settings):
     """Head-Agnostic Alignment, for pre-trained methods. Of its constants, the paper gives only `surrogates`."""
 
@@ -184,11 +189,12 @@ class HaSettings(Settings):
     """Whether to use HA; null: if `framework` is `paper`."""
     surrogates: int = Field(20, ge=0)
     """Number of features sampled per earlier class, paper eq. (15); 0 is an ablation of the paper."""
-    identity: bool = True
-    """Whether to penalise the distance of aligned features from the original ones, paper eq. (16); false is an ablation
-    of the paper."""
+    identity: Annotated[Literal["sum", "mean", "none"], BeforeValidator(identity_term)] = "sum"
+    """Penalty on the distance of aligned features from the original ones. `sum` is eq. (16) of the paper as printed:
+    the squared distance, a sum over the features. `mean` divides it by the number of features, as a mean squared error
+    does; eq. (16) may mean it. `none` is an ablation of the paper."""
     identity_weight: float = Field(1.0, gt=0)
-    """Weight of this penalty. With 1, the value of the paper, features of a large norm hardly move."""
+    """Weight of this penalty. With `sum` and 1, as printed in the paper, features of a large norm hardly move."""
     bottleneck: PositiveInt = 64
     """Hidden size of the alignment network."""
     epochs: PositiveInt = 10
@@ -247,8 +253,8 @@ class RunConfig(Settings):
     ha: HaSettings = HaSettings()
     flow: FlowSettings = FlowSettings()
     centre_weight: float = Field(0.0, ge=0)
-    """Weight of the centre loss, paper eq. (8), for methods with a nearest-mean classifier. Eq. (9) uses 1; 0 disables
-    it."""
+    """Weight of the centre loss, paper eq. (8), for methods with a nearest-mean classifier and for pre-trained methods
+    that train and score by cosines. Eq. (9) uses 1; 0 disables it."""
     arrivals: AnyArrivals = Field(discriminator="kind")
     class_seed: Seed | None = 0
     """Seed of the class permutation; null for the order of the data set."""
@@ -294,6 +300,8 @@ class RunConfig(Settings):
             # hash, so that a study or a run that they began is found again and not repeated.
             del content["flow"]
             content["robust"] = content.pop("framework") == "paper"
+        # in the form of earlier versions, so that a run that they began keeps its name
+        content["ha"]["identity"] = {"sum": True, "none": False}.get(self.ha.identity, self.ha.identity)
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 

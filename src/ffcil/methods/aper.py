@@ -31,6 +31,7 @@ class APER(Pretrained):
     paper = "https://arxiv.org/abs/2303.07338"
     Config = AdapterConfig
     config: AdapterConfig
+    trains_prototypes = True
     training_only = ("head",)
     fixed_features = True
 
@@ -58,8 +59,9 @@ class APER(Pretrained):
         return self.train_on_images(increment) if increment.seen_before == 0 else None
 
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
-        logits = self.head(self.adapted(self.adapters, images))
-        return self.reduce(cross_entropy(logits, targets), targets)
+        features = self.adapted(self.adapters, images)
+        loss = self.reduce(cross_entropy(self.head(features), targets), targets)
+        return loss + self.centre_loss(features, targets)
 
     def features(self, images: Tensor) -> Tensor:
         return torch.cat([self.vit_features(images), self.adapted(self.adapters, images)], dim=1)

@@ -4,12 +4,14 @@ He et al., "CL-LoRA: Continual Low-Rank Adaptation for Rehearsal-Free Class-Incr
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, Literal, Self, cast
 
 import torch
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+import torch.nn.functional as F
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 
 from ffcil.errors import InputError
@@ -18,13 +20,22 @@ from ffcil.methods.learner import LearnerSettings, MethodConfig
 from ffcil.methods.parts.prototypes import SCALE, Prototypes
 from ffcil.methods.pretrained import Network, Pretrained
 from ffcil.methods.registry import register
+from ffcil.models.class_statistics import class_means
 from ffcil.models.heads import GrowingCosine, cosine
 from ffcil.models.tuners import LoRA, Tuning
 from ffcil.stream import Increment
+from ffcil.training.fit import Training
 
 
 class CLLoRAConfig(MethodConfig):
-    """CL-LoRA's own fields."""
+    """CL-LoRA's own fields. `released` has these departures, all from the authors' code:
+
+    - A batch takes two optimiser steps with one momentum: on the distillation, then on the rest of the loss.
+    - The teacher's outputs pass a gradient to the head, which can thus make the targets of the distillation easy.
+    - The shares of the gradient are 0 / 0 if the shared part is still zero, as after a first step with a single class.
+      All weights are NaN from the second step on, and predictions are those of chance. The run goes on.
+    - The code takes all steps after the first to have the same size. That is `released_increment`.
+    """
 
     rank: PositiveInt = 10
     """Rank of every LoRA."""
@@ -41,16 +52,31 @@ class CLLoRAConfig(MethodConfig):
     warm_start: bool = False
     """Whether a step's own LoRA starts as a copy of the one before instead of at zero. A step with a single class,
     which trains no LoRA, then has features like those of its neighbours."""
+    released: bool = False
+    """Whether to follow the authors' released code where it departs from their algorithm and results change."""
+    released_increment: PositiveInt | Literal["newest"] | None = None
+    """Size that the released code takes every step after the first to have. It scores a class in the space of the step
+    to which the class would then belong: in an earlier space than its own it has a mean, in a later one its score is 0,
+    and classes beyond the last step are never predicted. A number is a fixed increment: the head of a smaller step has
+    rows without images; with a larger step the code stops, and here the head has the rows that it needs. `newest` is
+    the size of the newest step, as in code that passes each step's own size on. Null: the true sizes."""
+
+    @model_validator(mode="after")
+    def _of_released_code(self) -> Self:
+        if self.released_increment is not None and not self.released:
+            raise ValueError("released_increment belongs to the released code: set released=true")
+        return self
 
 
 @register("cllora")
 class CLLoRA(Pretrained):
     """The score of a class is the cosine of its mean feature with the feature under the LoRA of its own step.
 
-    Departures from the authors' code: distillation and cross-entropy are one loss and one optimiser step, where the
-    code takes a step on one and then on the other with the same momentum (each gradient still moves the weights by
-    learning rate / (1 - momentum) in total, but weight decay counts once per batch); the teacher's outputs pass no
-    gradient to the head; block weights exist for queries and values only, without unused ones for keys.
+    Departures from the authors' code, unless `released` is set: distillation and cross-entropy are one loss and one
+    optimiser step, where the code takes a step on one and then on the other with the same momentum (each gradient still
+    moves the weights by learning rate / (1 - momentum) in total, but weight decay counts once per batch); the teacher's
+    outputs pass no gradient to the head. In both cases block weights exist for queries and values only, without unused
+    ones for keys, and the cross-entropy is computed after the step on the distillation, not before it.
 
     Class means are computed with the shared part of their own step and compared with features by the present one, as in
     the paper. The shared part changes, so that test features cannot be reused in the next step.
@@ -68,8 +94,10 @@ class CLLoRA(Pretrained):
     paper = "https://arxiv.org/abs/2505.24816"
     Config = CLLoRAConfig
     config: CLLoRAConfig
+    trains_prototypes = True
     training_only = ("head",)
     teacher: Tensor
+    everywhere: Tensor
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
@@ -89,6 +117,13 @@ class CLLoRA(Pretrained):
         """Head of the newest step's training."""
         self.register_buffer("teacher", torch.stack(self._shared_ups()).detach())
         """`up` of the shared LoRA at the end of the step before, [blocks, 2, rank, width]"""
+        if self.config.released_increment is not None:
+            self.register_buffer("everywhere", torch.empty(0, 0, self.feature_dim, device=self.engine.device))
+            """Mean of each class in the space of each step, [classes, steps, D]; 0 in steps after its own"""
+
+    @property
+    def may_collapse(self) -> bool:
+        return self.config.released
 
     def _fresh(self, blocks: int, weighted: bool) -> nn.ModuleList:
         loras = (LoRA(self.vit.width, self.config.rank, weighted) for _ in range(blocks))
@@ -107,18 +142,43 @@ class CLLoRA(Pretrained):
             fresh.load_state_dict(self.specific[-1].state_dict())
         self.specific.append(fresh)
         self.head = GrowingCosine(self.feature_dim).to(self.engine.device)
-        self.head.grow(len(increment.classes))
+        self.head.grow(self._head_rows(increment))
+        if self.config.released_increment is not None:
+            self.everywhere = F.pad(self.everywhere, (0, 0, 0, 1, 0, len(increment.classes)))
+
+    def _head_rows(self, increment: Increment) -> int:
+        assumed = self.config.released_increment
+        fixed = assumed if isinstance(assumed, int) and increment.seen_before else 0
+        return max(fixed, len(increment.classes))
+
+    def training_plan(self, increment: Increment) -> Training | None:
+        plan = super().training_plan(increment)
+        if plan is None or not (self.config.released and increment.seen_before):
+            return plan
+        return replace(plan, preceding=self.distillation_loss)
 
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
-        per_sample = cross_entropy(self.head(self.features(images)), targets - self.old_classes)
+        features = self.features(images)
+        per_sample = cross_entropy(self.head(features), targets - self.old_classes)
+        centre_loss = self.centre_loss(features, targets)
         if len(self.specific) == 1:
-            return self.reduce(per_sample, targets)
+            return self.reduce(per_sample, targets) + centre_loss
+        if not self.config.released:
+            per_sample = per_sample + self.distilled(images)
+        separation = self.config.orthogonality * self.block_similarity()
+        return self.reduce(per_sample, targets) + centre_loss + separation
+
+    def distilled(self, images: Tensor) -> Tensor:
+        """Distillation of each image with its weight, [B]."""
         with torch.no_grad():
-            teacher = self.head(self.early(images, list(self.teacher)))
+            early = self.early(images, list(self.teacher))
+        teacher = self.head(early) if self.config.released else self.head(early).detach()
         student = self.head(self.early(images, self._distilled_ups()))
-        distilled = distillation(student, teacher, self.config.temperature)
-        per_sample = per_sample + self.config.distillation_weight * distilled
-        return self.reduce(per_sample, targets) + self.config.orthogonality * self.block_similarity()
+        return self.config.distillation_weight * distillation(student, teacher, self.config.temperature)
+
+    def distillation_loss(self, images: Tensor, targets: Tensor) -> Tensor:
+        """The loss of the released code's first optimiser step on a batch."""
+        return self.reduce(self.distilled(images), targets)
 
     def early(self, images: Tensor, ups: Sequence[Tensor]) -> Tensor:
         """Features of the shared blocks only, with `ups` in their LoRA: [B, D]"""
@@ -130,7 +190,7 @@ class CLLoRA(Pretrained):
         ups = self._shared_ups()
         if not self.config.reassign_gradient:
             return ups
-        shares = gradient_shares(self.teacher)
+        shares = gradient_shares(self.teacher, of_zeros=torch.nan if self.config.released else 1.0)
         # the second term is 0 in value, and share * up for the gradient
         return [up.detach() + share * (up - up.detach()) for up, share in zip(ups, shares, strict=True)]
 
@@ -141,7 +201,11 @@ class CLLoRA(Pretrained):
 
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
         self.prototypes.remember(features, targets)
-        return {}
+        if self.config.released_increment is not None:
+            by_step, _ = self.extract_features(increment, self.features_by_step)
+            means = class_means(by_step, targets, increment.classes)
+            self.everywhere[increment.seen_before :] = means.unflatten(1, (-1, self.feature_dim))
+        return {"collapsed": not bool(self.prototypes.means.isfinite().all())} if self.config.released else {}
 
     def features(self, images: Tensor) -> Tensor:
         return self.vit_features(images, [*_tunings(self.shared), *_tunings(self.specific[-1])])
@@ -162,6 +226,8 @@ class CLLoRA(Pretrained):
         return self.prototypes.scores(features)
 
     def score_features(self, features: Tensor) -> Tensor:
+        if self.config.released_increment is not None:
+            return self._released_scores(features, self.config.released_increment)
         by_step = features.split(self.feature_dim, dim=1)
         spans = pairwise([0, *self.boundaries])  # the classes of each step
         scores = [
@@ -170,15 +236,38 @@ class CLLoRA(Pretrained):
         ]
         return torch.cat(scores, dim=1)
 
+    def _released_scores(self, features: Tensor, increment: int | Literal["newest"]) -> Tensor:
+        """Scores in the spaces to which classes belong if all steps after the first have `increment` classes."""
+        size = self.boundaries[-1] - self.old_classes if increment == "newest" else increment
+        spans = assumed_spans(self.boundaries, size)
+        by_step = features.split(self.feature_dim, dim=1)
+        scores = [
+            SCALE * cosine(self.aligned(by_step[step]), self.everywhere[first:last, step])
+            for step, (first, last) in enumerate(spans)
+        ]
+        return F.pad(torch.cat(scores, dim=1), (0, self.boundaries[-1] - spans[-1][1]), value=-torch.inf)
 
-def gradient_shares(ups: Tensor) -> Tensor:
+
+def assumed_spans(boundaries: Sequence[int], size: int) -> list[tuple[int, int]]:
+    """First and last (exclusive) class of each step if all steps after the first had `size` classes, as far as classes
+    have been seen.
+
+    Args:
+        boundaries: Number of classes seen after each step.
+    """
+    first, seen = boundaries[0], boundaries[-1]
+    ends = [min(first + step * size, seen) for step in range(len(boundaries))]
+    return list(pairwise([0, *ends]))
+
+
+def gradient_shares(ups: Tensor, of_zeros: float = 1.0) -> Tensor:
     """Weight of every output's gradient, by the norm of its weights: [blocks, 2, rank, D] -> [blocks, 2, 1, D]
 
-    Their mean is 1. Where `up` is zero, as after a first step with a single class, all of them are 1.
+    Their mean is 1. Where `up` is zero, as after a first step with a single class, all of them are `of_zeros`.
     """
     norms = ups.norm(dim=2, keepdim=True)
     total = norms.sum(dim=3, keepdim=True)
-    return torch.where(total > 0, norms.shape[3] * norms / torch.where(total > 0, total, 1.0), 1.0)
+    return torch.where(total > 0, norms.shape[3] * norms / torch.where(total > 0, total, 1.0), of_zeros)
 
 
 def _folded(loras: nn.Module) -> list[Tuning]:

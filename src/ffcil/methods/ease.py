@@ -66,6 +66,7 @@ class EASE(Pretrained):
     paper = "https://arxiv.org/abs/2403.12030"
     Config = EASEConfig
     config: EASEConfig
+    trains_prototypes = True
     training_only = ("head",)
     prototypes: Tensor
 
@@ -96,7 +97,9 @@ class EASE(Pretrained):
         return self.adapted(self.steps.newest, images)
 
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
-        return self.reduce(cross_entropy(self.head(self.features(images)), targets - self.old_classes), targets)
+        features = self.features(images)
+        loss = self.reduce(cross_entropy(self.head(features), targets - self.old_classes), targets)
+        return loss + self.centre_loss(features, targets)
 
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
         new = slice(increment.seen_before, increment.seen_now)

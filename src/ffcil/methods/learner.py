@@ -1,6 +1,7 @@
 """`Learner`: the interface of a method. The training loop, the optimiser, precision and checkpoints are given."""
 
 import copy
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -64,6 +65,9 @@ class Learner(nn.Module, ABC):
     """Whether the method needs a pre-trained backbone. Its framework is then HA instead of DIWA."""
     trains: ClassVar[bool] = True
     """False for a method that optimises nothing: it needs no `loss`."""
+    trains_prototypes: ClassVar[bool] = False
+    """Whether a pre-trained method trains features that it compares with class means or rows by the cosine. The centre
+    loss is for such methods, and for all methods with exemplars."""
     bound: ClassVar[Literal["lower", "upper"] | None] = None
     """Set for a method that serves as the lower or the upper bound in comparisons."""
 
@@ -129,6 +133,12 @@ class Learner(nn.Module, ABC):
     # --- what every method has ------------------------------------------------------------------------------------
 
     @property
+    def may_collapse(self) -> bool:
+        """Whether the method goes on if numbers are no longer finite, as published code that does not check them. The
+        predictions are then those of chance."""
+        return False
+
+    @property
     def scored(self) -> str:
         """The classifier whose accuracy is the result."""
         return next(iter(self.classifiers))
@@ -182,6 +192,7 @@ class Learner(nn.Module, ABC):
             Optimisation.of_phase(phase, settings.train.momentum),
             derive_seed(settings.seed, increment.step),
             after_epoch,
+            may_diverge=self.may_collapse,
         )
 
     def learn(
@@ -216,7 +227,7 @@ class Learner(nn.Module, ABC):
             "seconds": {"train": fitted.seconds, "memory": time.perf_counter() - start},
             "images_per_second": fitted.images_per_second,
             "training_images": len(training.source if training else increment.rows),
-            "loss": fitted.loss,
+            "loss": finite_or_none(fitted.loss),
             "parameters": sum(p.numel() for module in self.deployed() for p in module.parameters()),
             "trained_parameters": sum(p.numel() for p in self.parameters() if p.requires_grad),
             "peak_memory_bytes": torch.cuda.max_memory_allocated(self.engine.device) if on_gpu else None,
@@ -299,3 +310,8 @@ class Learner(nn.Module, ABC):
         self.load_state_dict(state["modules"])
         self._test_cache = FeatureCache()
         self.eval()
+
+
+def finite_or_none(value: float) -> float | None:
+    """A number for a record, which is JSON and has no NaN."""
+    return value if math.isfinite(value) else None

@@ -6,25 +6,38 @@ Gao et al., "Knowledge Memorization and Rumination for Pre-trained Model-based C
 import copy
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
+from ffcil.data.augment import Draws
+from ffcil.data.ragged import image_sizes
 from ffcil.losses import cross_entropy
 from ffcil.methods.learner import LearnerSettings, MethodConfig
 from ffcil.methods.parts.analytic import SCALE, AnalyticConfig, is_largest_step, sample_weights
-from ffcil.methods.pretrained import Pretrained
+from ffcil.methods.parts.sgd_map import fit_map
+from ffcil.methods.pretrained import Network, Pretrained
 from ffcil.methods.registry import register
 from ffcil.models.analytic import AnalyticHead, fit_drift
 from ffcil.models.heads import GrowingCosine, cosine
+from ffcil.models.recursive import RecursiveHead
 from ffcil.stream import Increment
 from ffcil.training.fit import Training
+from ffcil.training.seeds import derive_seed
 
 
 class MoALConfig(AnalyticConfig):
-    """MoAL's own fields."""
+    """MoAL's own fields. `released` has these departures, all from the authors' code:
+
+    - The head is computed by recursion in single precision (`RecursiveHead`), and so is the choice of lambda. Where
+      numbers overflow, the code stops; here predictions are those of chance, and the run goes on.
+    - The map of the prototypes is fitted by 1000 epochs of SGD from a random start (`fit_map`). A step with few images
+      or classes teaches it little, and it moves the old classes' means to places at which these were never seen.
+    - Features of augmented images are memorised, and choose lambda and the map.
+    - The training head is drawn again after the first step, and its rows of new classes start at zero.
+    """
 
     hidden: PositiveInt = 15000
     """Number of random features."""
@@ -32,6 +45,14 @@ class MoALConfig(AnalyticConfig):
     """Momentum alpha of eq. (5): the share of the adapters that an epoch leaves unchanged."""
     first_targets: float = Field(0.9, gt=0, le=1)
     """Regression target of the first step's features; 0.9 in the published code, not mentioned in the paper."""
+    released: bool = False
+    """Whether to follow the authors' released code where it departs from their algorithm and results change."""
+
+    @model_validator(mode="after")
+    def _one_ridge(self) -> Self:
+        if self.released and self.ridge_from != "published":
+            raise ValueError("the recursion of released=true keeps the first step's ridge: set ridge_from=published")
+        return self
 
 
 @register("moal")
@@ -46,7 +67,7 @@ class MoAL(Pretrained):
     the paper), features move from the new class's mean to the old one's (eq. (12) has the opposite signs), and real
     features of the new classes are ruminated as well.
 
-    Departures from the code:
+    Departures from the code, unless `released` is set:
     - Sums and two solutions per step replace many small recursive updates: the weights are the same.
     - The map of the prototypes is found by ridge regression (`fit_drift`), not by 1000 epochs of SGD.
     - All features come from images without augmentation, as at test time; the code memorises augmented ones.
@@ -74,15 +95,23 @@ class MoAL(Pretrained):
         """Head of the training only."""
         bound = self.feature_dim**-0.5
         draw = partial(nn.init.uniform_, a=-bound, b=bound)
-        self.analytic = AnalyticHead(self.feature_dim, self.config.hidden, draw).to(self.engine.device)
+        head = partial(RecursiveHead, batch=settings.train.batch) if self.config.released else AnalyticHead
+        self.analytic = head(self.feature_dim, self.config.hidden, draw).to(self.engine.device)
         self.running = copy.deepcopy(self.adapters).requires_grad_(False)
         """Running mean of the adapters over the epochs of a step, which starts from the step before."""
         self.earlier = copy.deepcopy(self.adapters).requires_grad_(False)
         """The adapters at the end of the step before."""
 
+    @property
+    def may_collapse(self) -> bool:
+        return self.config.released
+
     def grow(self, increment: Increment) -> None:
         super().grow(increment)
-        self.head.grow(increment.seen_now)
+        if self.config.released and len(self.boundaries) == 2:
+            self.head = GrowingCosine(self.feature_dim).to(self.engine.device)
+            self.head.grow(increment.seen_before)
+        self.head.grow(increment.seen_now, zeros=self.config.released and increment.seen_before > 0)
         self.analytic.grow(increment.seen_now)
         for copied in (self.running, self.earlier):
             copied.load_state_dict(self.adapters.state_dict())
@@ -113,23 +142,50 @@ class MoAL(Pretrained):
 
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
         self.statistics.remember(features, targets)
-        weights, first = sample_weights(targets, self.reduce), increment.seen_before == 0
+        memorised, labels, first = features, targets, increment.seen_before == 0
+        if self.config.released:
+            (memorised,), labels = self.augmented_features(increment, "memorising", self.features)
+        weights = sample_weights(labels, self.reduce)
         if first if self.config.ridge_from == "published" else is_largest_step(self.boundaries):
-            self.analytic.choose(features, targets, self.generator(increment, "ridge"), weights)
+            self.analytic.choose(memorised, labels, self.generator(increment, "ridge"), weights)
         if not first:
             self._move_means(increment, features)
-        self.analytic.add(features, targets, weights)
+        self.analytic.add(memorised, labels, weights)
         if first:
-            self.analytic.moments.mul_(self.config.first_targets)
+            self.analytic.scale_targets(self.config.first_targets)
         self.analytic.solve()
         ruminated = 0 if first else self._ruminate(increment, features, targets)
-        return {"ridge": self.analytic.ridge.item(), "ruminated": ruminated}
+        notes = {"ridge": self.analytic.ridge.item(), "ruminated": ruminated}
+        return {**notes, "collapsed": self.analytic.collapsed} if self.config.released else notes
 
     def _move_means(self, increment: Increment, features: Tensor) -> None:
         """Move the old classes' means as the features of the step's images moved."""
-        before, _ = self.extract_features(increment, partial(self.adapted, self.earlier))
+        earlier, generator = partial(self.adapted, self.earlier), self.generator(increment, "drift")
         old = self.statistics.means[: increment.seen_before]
-        old.copy_(fit_drift(before, features, self.generator(increment, "drift"))(old))
+        if self.config.released:
+            (before, after), _ = self.augmented_features(increment, "moving", earlier, self.features)
+            old.copy_(fit_map(before, after, generator, self.engine)(old))
+        else:
+            before, _ = self.extract_features(increment, earlier)
+            old.copy_(fit_drift(before, features, generator)(old))
+
+    def augmented_features(
+        self, increment: Increment, use: str, *networks: Network
+    ) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Features of all images of a step, each augmented once, by each network, and their classes; in random order.
+
+        `use` tells one such pass from another."""
+        generator = torch.Generator().manual_seed(derive_seed(self.settings.seed, increment.step, use))
+        store, augmentation = increment.train.images, self.settings.augmentation
+        rows = increment.rows.cpu()[torch.randperm(len(increment.rows), generator=generator)]
+        draws = augmentation.draw(len(rows), generator, image_sizes(store).cpu()[rows])
+        rows, parts = rows.to(store.device), tuple(part.to(store.device) for part in draws)
+        features = []
+        for batch in torch.arange(len(rows), device=rows.device).split(self.settings.evaluate_batch):
+            images = augmentation.train(store, rows[batch], Draws(*(part[batch] for part in parts)))
+            features.append([network(images) for network in networks])
+        by_network = tuple(torch.cat(part) for part in zip(*features, strict=True))
+        return by_network, increment.train.labels[rows]
 
     def _ruminate(self, increment: Increment, features: Tensor, targets: Tensor) -> int:
         """Memorise the features of old and new classes that the present weights misclassify. Returns their number."""

@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ffcil.errors import InputError
 from ffcil.ha import ClassStatistics, HeadAgnosticAlignment, alignment_loss, draw_surrogates
-from ffcil.methods.learner import Learner, LearnerSettings, MethodConfig
+from ffcil.losses import ClassCentres
+from ffcil.methods.learner import Learner, LearnerSettings, MethodConfig, finite_or_none
 from ffcil.models.tuners import Adapters, Tuning
 from ffcil.models.vit import UNTUNED, build_vit
 from ffcil.stream import Increment
@@ -127,6 +129,19 @@ class Pretrained(Learner):
 
     def grow(self, increment: Increment) -> None:
         self.statistics.grow(increment.seen_now)
+        if self.settings.framework.centre_weight:  # new centres, because the training of a step moves all features
+            self.centres = ClassCentres(increment.seen_now, self.vit.feature_dim).to(self.engine.device)
+
+    def centre_loss(self, features: Tensor, targets: Tensor) -> Tensor | float:
+        """Centre loss of a batch of trained features [B, D], paper eq. (8), on features of length 1; 0 if it is off.
+
+        Cosines ignore the length. The features of a ViT have norms such as 55, at which the squared distance, a sum
+        over the features, would outweigh the cross-entropy by orders of magnitude. At length 1 it is at most 4.
+        """
+        if weight := self.settings.framework.centre_weight:
+            distances: Tensor = self.centres(F.normalize(features, dim=1), targets)
+            return weight * distances.mean()
+        return 0.0
 
     def generator(self, increment: Increment, use: str) -> torch.Generator:
         """A generator on the device. Its seed depends on the seed of the run, the step and the use only."""
@@ -142,7 +157,7 @@ class Pretrained(Learner):
         features, targets = self.extract_features(increment)
         notes = self.fit_classifier(increment, features, targets)
         if self.ha is not None:
-            notes["ha_loss"] = self._train_ha(self.ha, increment, features, targets)
+            notes["ha_loss"] = finite_or_none(self._train_ha(self.ha, increment, features, targets))
         self.statistics.remember(features, targets)
         return {"alignment": None, **notes}
 
@@ -153,7 +168,7 @@ class Pretrained(Learner):
         settings, old = self.settings.framework.ha, increment.seen_before
         assert settings is not None
         generator, rate = self.generator(increment, "HA"), settings.learning_rate
-        weight = settings.identity_weight if settings.identity else 0.0
+        weight = settings.identity_weight * {"sum": 1.0, "mean": 1 / self.feature_dim, "none": 0.0}[settings.identity]
 
         def loss(features: Tensor, targets: Tensor) -> Tensor:
             return alignment_loss(alignment, features, targets, self.classify, weight, self.reduce)
@@ -169,6 +184,7 @@ class Pretrained(Learner):
             Optimisation(settings.epochs, lambda epoch: rate, optimiser="adam"),
             generator.initial_seed(),
             remedy="lower ha.learning_rate",
+            may_diverge=self.may_collapse,
         )
         alignment.requires_grad_(True)
         try:

@@ -64,8 +64,11 @@ def complete(config: RunConfig) -> RunConfig:
             f"Method {config.method!r} needs a pre-trained ViT, not {config.backbone!r}: use a recipe that has one, "
             "such as cifar100-vit, or set backbone and weights."
         )
-    if config.centre_weight and not method.uses_memory:
-        raise InputError(f"centre_weight is not supported by {config.method!r}, which has no exemplars: leave it at 0.")
+    if config.centre_weight and not (method.uses_memory or method.trains_prototypes):
+        raise InputError(
+            f"centre_weight is not supported by {config.method!r}, which trains no features that are compared with "
+            "class means: leave it at 0."
+        )
     if not method.pretrained and config.backbone not in BACKBONES:
         raise unknown("backbone", config.backbone, BACKBONES)
     for option in config.options:

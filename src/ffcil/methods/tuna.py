@@ -84,6 +84,7 @@ class TUNA(Pretrained):
     classifiers: ClassVar[Mapping[str, str]] = {"ensemble": "ensemble"}
     Config = TUNAConfig
     config: TUNAConfig
+    trains_prototypes = True
     directions: Tensor
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
@@ -111,9 +112,10 @@ class TUNA(Pretrained):
         return self.adapted(self.steps.newest, images)
 
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
-        cosines = cosine(self.features(images), self.head.weight[self.old_classes :])  # with the new classes only
+        features = self.features(images)
+        cosines = cosine(features, self.head.weight[self.old_classes :])  # with the new classes only
         per_sample = cosface(cosines, targets - self.old_classes, self.config.scale, self.config.margin)
-        loss = self.reduce(per_sample, targets)
+        loss = self.reduce(per_sample, targets) + self.centre_loss(features, targets)
         if not self.steps.kept or not self.config.orthogonality:
             return loss
         return loss + self.config.orthogonality * math.exp(-len(self.boundaries)) * self.overlap()

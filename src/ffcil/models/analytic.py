@@ -17,26 +17,18 @@ CHUNK = 1024
 """Number of rows whose random features are held at a time."""
 
 
-class AnalyticHead(nn.Module):
-    """Scores [B, classes] that regress to 1 for a feature's own class and to 0 for others. It starts with no class.
-
-    Sums and solutions are float64, because the matrix with a small lambda is ill-conditioned.
-    """
+class RandomFeatureHead(nn.Module):
+    """Scores [B, classes] that regress to 1 for a feature's own class and to 0 for others. It starts with no class."""
 
     projection: Tensor
-    gram: Tensor
-    moments: Tensor
     weight: Tensor
     ridge: Tensor
 
-    def __init__(self, features: int, hidden: int, draw: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, features: int, hidden: int, draw: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
         """`draw` fills the fixed projection [hidden, features] in place."""
         super().__init__()
         self.register_buffer("projection", draw(torch.empty(hidden, features)))
-        self.register_buffer("gram", torch.zeros(hidden, hidden, dtype=torch.float64))
-        self.register_buffer("moments", torch.zeros(hidden, 0, dtype=torch.float64))
-        """Q, [H, C]"""
-        self.register_buffer("weight", torch.zeros(hidden, 0, dtype=torch.float64))
+        self.register_buffer("weight", torch.zeros(hidden, 0, dtype=dtype))
         """W, [H, C]"""
         self.register_buffer("ridge", torch.tensor(1.0, dtype=torch.float64))
         """lambda"""
@@ -48,7 +40,7 @@ class AnalyticHead(nn.Module):
     def grow(self, classes: int) -> None:
         """Add columns of zeros up to `classes`. The columns of earlier classes stay bit-equal."""
         room = self.weight.new_zeros(len(self.weight), classes - self.classes)
-        self.moments, self.weight = torch.cat([self.moments, room], dim=1), torch.cat([self.weight, room], dim=1)
+        self.weight = torch.cat([self.weight, room], dim=1)
 
     def expand(self, features: Tensor) -> Tensor:
         """Random features phi: [..., D] -> [..., H]"""
@@ -63,6 +55,27 @@ class AnalyticHead(nn.Module):
         """The classes with the highest scores: [N, D] -> [N]"""
         return torch.cat([self(rows).argmax(dim=1) for rows in features.split(CHUNK)])
 
+    def _wanted(self, targets: Tensor) -> Tensor:
+        return F.one_hot(targets, self.classes).to(self.weight.dtype)
+
+
+class AnalyticHead(RandomFeatureHead):
+    """A head that is solved from sums. Sums and solutions are float64, because the matrix with a small lambda is
+    ill-conditioned."""
+
+    gram: Tensor
+    moments: Tensor
+
+    def __init__(self, features: int, hidden: int, draw: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(features, hidden, draw, torch.float64)
+        self.register_buffer("gram", torch.zeros(hidden, hidden, dtype=torch.float64))
+        self.register_buffer("moments", torch.zeros(hidden, 0, dtype=torch.float64))
+        """Q, [H, C]"""
+
+    def grow(self, classes: int) -> None:
+        super().grow(classes)
+        self.moments = F.pad(self.moments, (0, classes - self.moments.shape[1]))
+
     @torch.no_grad()
     def add(self, features: Tensor, targets: Tensor, weights: Tensor | None = None) -> None:
         """Add features [N, D] and their classes [N] to the sums, with weights [N]; the default weight is 1."""
@@ -72,6 +85,10 @@ class AnalyticHead(nn.Module):
             weighted = (expanded * weight.double()[:, None]).mT
             self.gram.addmm_(weighted, expanded)
             self.moments.addmm_(weighted, self._wanted(labels))
+
+    def scale_targets(self, factor: float) -> None:
+        """Scale the regression targets of everything so far."""
+        self.moments.mul_(factor)
 
     @torch.no_grad()
     def solve(self) -> None:
@@ -89,9 +106,6 @@ class AnalyticHead(nn.Module):
             scale = weights[order].double().sqrt()[:, None]
             expanded, wanted = expanded * scale, wanted * scale
         self.ridge.fill_(choose_ridge(expanded, wanted, int(0.8 * len(order))))
-
-    def _wanted(self, targets: Tensor) -> Tensor:
-        return F.one_hot(targets, self.classes).double()
 
 
 def class_balanced(targets: Tensor) -> Tensor:

@@ -72,9 +72,11 @@ class GrowingCosine(nn.Module):
         return len(self.weight)
 
     @torch.no_grad()
-    def grow(self, classes: int) -> None:
-        """Add rows up to `classes`, uniform in +-1 / sqrt(D). The rows of earlier classes stay bit-equal."""
-        bound = self.weight.shape[1] ** -0.5
+    def grow(self, classes: int, zeros: bool = False) -> None:
+        """Add rows up to `classes`, uniform in +-1 / sqrt(D), or zeros. The rows of earlier classes stay bit-equal.
+
+        The first gradient of a row of zeros is about 1e12, so that the first batch decides its direction for good."""
+        bound = 0.0 if zeros else self.weight.shape[1] ** -0.5
         rows = torch.empty(classes - self.classes, self.weight.shape[1]).uniform_(-bound, bound)
         self.weight = nn.Parameter(torch.cat([self.weight, rows.to(self.weight.device)]))
 

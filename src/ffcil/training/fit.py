@@ -89,6 +89,10 @@ class Training:
     """Called after every epoch, before the epoch is reported; never inside a captured graph."""
     remedy: str = "lower train.*.learning_rate"
     """What to do if the loss is not finite."""
+    preceding: Loss | None = None
+    """A loss on which every batch takes an optimiser step of its own, before the step on `loss`."""
+    may_diverge: bool = False
+    """Whether the fit goes on if the loss is not finite, instead of an error."""
 
 
 def fit(
@@ -106,13 +110,19 @@ def fit(
     _restore_momentum(optimiser, parameters, progress.momentum)
     total = torch.zeros((), device=engine.device)
 
-    def train_step() -> None:
+    def descend(loss: Loss, batch: tuple[Tensor, Tensor]) -> Tensor:
         with torch.enable_grad():
-            value = training.loss(*batches.next())
+            value = loss(*batch)
             optimiser.zero_grad(set_to_none=True)
             engine.fabric.backward(value)
         optimiser.step()
-        total.add_(value.detach())
+        return value.detach()
+
+    def train_step() -> None:
+        batch = batches.next()
+        if training.preceding is not None:
+            descend(training.preceding, batch)
+        total.add_(descend(training.loss, batch))
 
     step = engine.captured(train_step) if captured else train_step
     for epoch in range(progress.epoch, optimisation.epochs):
@@ -126,7 +136,7 @@ def fit(
                 step()
                 listener.images_done(number * batches.samples // batches.count, batches.samples)
         progress.loss = total.item() / batches.count  # the only synchronisation of an epoch
-        if not math.isfinite(progress.loss):
+        if not (math.isfinite(progress.loss) or training.may_diverge):
             raise InputError(f"Training diverged in epoch {epoch + 1} (loss {progress.loss}): {training.remedy}.")
         progress.add_epoch(batches.samples, time.perf_counter() - start, _momentum(optimiser, parameters))
         if training.after_epoch is not None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from ffcil.config.flow import FLOW_PARTS
+from ffcil.config.settings import identity_term
 
 FLOW_NAMES = {
     "adjust": "adjusted loss",
@@ -30,8 +31,8 @@ class Parts:
     """Whether Head-Agnostic Alignment was trained."""
     surrogates: bool
     """Whether HA used surrogate features of earlier classes."""
-    identity: bool
-    """Whether HA used the identity term."""
+    identity: str
+    """Identity term of HA: `sum`, `mean` or `none`; `none` also if HA was not used."""
     centre: bool
     """Whether the centre loss was used."""
     flow: tuple[str, ...] = ()
@@ -48,7 +49,7 @@ class Parts:
             aligned=alignment != "none",
             ha=use_ha,
             surrogates=use_ha and ha.get("surrogates", 1) > 0,
-            identity=use_ha and ha.get("identity", True),
+            identity=identity_term(ha.get("identity", "sum")) if use_ha else "none",
             centre=config.get("centre_weight", 0) > 0,
             flow=tuple(name for name in FLOW_PARTS if name in framework.get("flow", {})),
         )
@@ -61,9 +62,11 @@ class Parts:
         if not (flow and flow[0].startswith("flow")):  # flow implies no alignment
             parts += {"none": ["no alignment"], "wa": ["WA"], "diwa": ["DIWA"]}.get(self.alignment, [])
         if self.ha:
-            inner = {"surrogates": self.surrogates, "identity": self.identity}
+            inner = {"surrogates": self.surrogates, "identity": self.identity != "none"}
             missing = [word for word, used in inner.items() if not used]
-            parts.append(f"HA without {' and '.join(missing)}" if missing else "HA")
+            other = " with mean identity" if self.identity == "mean" else ""
+            without = f" without {' and '.join(missing)}" if missing else ""
+            parts.append(f"HA{other}{without}")
         parts += ["centre loss"] if self.centre else []
         if not parts + flow:
             return "org"

@@ -16,6 +16,7 @@ PART_COLOURS = {
     "HA": "#9c6b3f",
     "CWM + HA without surrogates": "#d45087",
     "CWM + HA without identity": "#6a7fdb",
+    "CWM + HA with mean identity": "#2f9fb3",
 }
 OTHER_COLOUR = "#8a8f98"
 
