@@ -14,7 +14,7 @@ BIN := .venv/bin
 
 setup: .venv/ready
 
-demo: setup          ## run iCaRL under Equ.T, FF.org and FF.ours on the embedded data set; print a table, write a page
+demo: setup          ## run iCaRL under Equ.T, FF.org, FF.ours and FF.flow on the embedded data set; print a table, write a page
 	$(BIN)/ffcil demo
 
 test: lint types     ## all checks of CI; the last lines name the tests that were not run

@@ -14,7 +14,15 @@ from oracles import stream_metrics
 
 IMAGES = 20  # test images per class
 FREE_FLOW = {0: (1, 4, 1, 2), 1: (3, 1, 3, 1), 2: (2, 1, 1, 4)}
-SETTINGS = {"Equ.T": (False, False), "FF.org": (True, False), "FF.ours": (True, True), "Equ.ours": (False, True)}
+SETTINGS = {
+    "Equ.T": (False, "none"),
+    "FF.org": (True, "none"),
+    "FF.ours": (True, "paper"),
+    "FF.flow": (True, "flow"),
+    "Equ.flow": (False, "flow"),
+    "Equ.ours": (False, "paper"),
+}
+FLOW = {"reduction": "mean", "alignment": "none", "ha": False, "flow": {"adjust": 1.5}}
 
 
 def counts_with(hits: list[int]) -> np.ndarray:
@@ -46,10 +54,10 @@ def write_run(
 
     `drawn` has further fields of arrivals.json.
     """
-    free, robust = SETTINGS[setting]
+    free, framework = SETTINGS[setting]
     sizes = sizes or (FREE_FLOW[seed] if free else (2, 2, 2, 2))
     seeds = {"class_seed": seed, "arrival_seed": seed, "train_seed": seed}
-    config = {"dataset": "glyphs", "method": method, "robust": robust, "train": {"epochs": 3}} | seeds | config
+    config = {"dataset": "glyphs", "method": method, "framework": framework, "train": {"epochs": 3}} | seeds | config
     arrivals = {"sizes": sizes, "kind": "free-flow" if free else "equal", "seed": seed} | (drawn or {})
     environment = {"device": "cpu", "torch": "2.12", "command": f"ffcil run {folder.name} --seed {seed}"}
     (folder / "counts").mkdir(parents=True)
@@ -64,6 +72,8 @@ def write_run(
     (folder / "records.jsonl").write_text("\n".join(lines) + "\n")
     for name, value in (("config", config), ("arrivals", arrivals), ("environment", environment)):
         (folder / f"{name}.json").write_text(json.dumps(value))
+    if framework == "flow":  # earlier versions, which did not write this file, had no flow
+        (folder / "method.json").write_text(json.dumps({"own_alignment": "wa", "framework": FLOW}))
     if done:
         # Wrong on purpose: reports must compute numbers from the count tables.
         wrong = {c: {"average": -1, "last": -1, "forgetting": -1, "curve": []} for c in classifiers}
@@ -80,7 +90,7 @@ def write_run(
 
 def random_hits(setting: str, seed: int) -> Callable[[str, int, int], int]:
     """Reproducible numbers of hits by classifier, step and class."""
-    level = {"Equ.T": 14, "FF.org": 8, "FF.ours": 11, "Equ.ours": 15}[setting]
+    level = {"Equ.T": 14, "FF.org": 8, "FF.ours": 11, "FF.flow": 12, "Equ.flow": 16, "Equ.ours": 15}[setting]
 
     def hits(classifier: str, step: int, position: int) -> int:
         place = [len(setting), seed, step, position, len(classifier)]
@@ -145,23 +155,23 @@ SCHEDULES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 
 
 def write_schedules(
-    folder: Path, level: Callable[[str, bool, int], int], seeds: tuple[int, ...] = (0, 1), **fields: Any
+    folder: Path, level: Callable[[str, str, int], int], seeds: tuple[int, ...] = (0, 1), **fields: Any
 ) -> Path:
-    """Write runs of seven schedules with and without the framework; `level(schedule, robust, seed)` is the number of
-    correct predictions of every class at every step."""
-    for (name, (sizes, drawn)), robust, seed in itertools.product(SCHEDULES.items(), (False, True), seeds):
-        setting = f"{'Equ' if name == 'equal' else 'FF'}.{'ours' if robust else 'T' if name == 'equal' else 'org'}"
-        hits = level(name, robust, seed)
+    """Write runs of seven schedules without a framework and with flow.
+
+    `level(schedule, framework, seed)` is the number of correct predictions of IMAGES for every class at every step.
+    """
+    for (name, (sizes, drawn)), framework, seed in itertools.product(SCHEDULES.items(), ("none", "flow"), seeds):
+        kind = (name != "equal", framework)
         arrivals = {key: value for key, value in drawn.items() if key != "seed"}
         write_run(
-            folder / f"{name}-{robust}-{seed}".replace(", ", "-"),
-            setting,
+            folder / f"{name}-{framework}-{seed}".replace(", ", "-"),
+            next(setting for setting, known in SETTINGS.items() if known == kind),
             seed,
-            lambda *_, n=hits: n,
+            lambda *_, n=level(name, framework, seed): n,
             sizes=sizes,
             drawn=drawn,
             arrivals=arrivals,
-            arrival_seed=drawn.get("seed", 0),
-            **fields,
+            **{"arrival_seed": drawn.get("seed", 0)} | fields,
         )
     return folder

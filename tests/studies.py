@@ -15,9 +15,9 @@ from ffcil.studies.executors.job import Job
 from ffcil.studies.study import jobs_of, load_study
 
 SETTINGS = {
-    "Equ.T": {"arrivals": {"kind": "equal"}, "robust": False},
-    "FF.org": {"arrivals": {"kind": "free-flow"}, "robust": False},
-    "FF.ours": {"arrivals": {"kind": "free-flow"}, "robust": True},
+    "Equ.T": {"arrivals": {"kind": "equal"}, "framework": "none"},
+    "FF.org": {"arrivals": {"kind": "free-flow"}, "framework": "none"},
+    "FF.ours": {"arrivals": {"kind": "free-flow"}, "framework": "paper"},
 }
 
 

@@ -389,15 +389,15 @@ def test_a_step_of_moal(make_learner: Make) -> None:
         torch.testing.assert_close(phi(features) @ learner.analytic.weight, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("robust", [False, True], ids=["original", "robust"])
+@pytest.mark.parametrize("framework", ["none", "paper"])
 @pytest.mark.parametrize(
     ("sizes", "per_class"), [([1, 2], [1, 16, 16]), ([2, 1], [16, 16, 1]), ([1, 1, 1], [1, 1, 1])], ids=str
 )
 @pytest.mark.parametrize("method", ["ranpac", "moal"])
 def test_steps_with_a_single_image(
-    make_learner: Make, method: str, sizes: Sequence[int], per_class: Sequence[int], robust: bool
+    make_learner: Make, method: str, sizes: Sequence[int], per_class: Sequence[int], framework: str
 ) -> None:
-    learner = make_learner(method=method, robust=robust, options={"hidden": 30})
+    learner = make_learner(method=method, framework=framework, options={"hidden": 30})
     for increment in small_stream(sizes, per_class):
         assert np.isfinite(learner.learn(increment)["loss"])
         evaluate(learner, increment)

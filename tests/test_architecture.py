@@ -199,7 +199,7 @@ def check_calls(command: str, *arguments: str) -> None:
     assert order == sorted(order, key=lambda name: first[name])
 
 
-QUICK = ("--set", "method=icarl", "--set", "robust=true", "--set", "train.epochs_scale=0.15", "--device", "cpu")
+QUICK = ("--set", "method=icarl", "--set", "framework=paper", "--set", "train.epochs_scale=0.15", "--device", "cpu")
 
 
 @pytest.fixture

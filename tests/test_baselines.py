@@ -68,7 +68,7 @@ def test_wa_weights_its_losses_by_the_share_of_old_classes(make_learner: Make, r
     assert_loss(learner, [0, 2, 2, 4, 1, 2], reduction, loss)
 
 
-@pytest.mark.parametrize(("fields", "eta"), [({}, 1.0), ({"robust": True}, 0.1)])
+@pytest.mark.parametrize(("fields", "eta"), [({}, 1.0), ({"framework": "paper"}, 0.1)])
 def test_diwa_replaces_the_alignment_of_wa(make_learner: Make, fields: dict[str, Any], eta: float) -> None:
     learner = make_learner(method="wa", **fields)
     stream = small_stream([2, 1])

@@ -60,7 +60,7 @@ def scores_of_a_stream(config: RunConfig, images: ImageSet, test: ImageSet) -> t
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_learning_step_by_step_equals_a_run(tmp_path: Path, method: str) -> None:
     """The scores are bit-equal, although the classifier is saved and loaded at every step and keeps only exemplars."""
-    config = config_of(method=method, robust=True)
+    config = config_of(method=method, framework="paper")
     images, test = coloured_images([10] * sum(SIZES), 1), coloured_images([4] * sum(SIZES), 2)
     classifier = Classifier(config, "cpu")
     for step in parts(images):

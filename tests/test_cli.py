@@ -106,13 +106,13 @@ def test_arrivals_of_other_kinds(ffcil: Command, tmp_path: Path) -> None:
 
 
 def test_run_and_run_again(ffcil: Command, tmp_path: Path, colours: Path) -> None:
-    arguments = ["run", "glyphs", "--set", "arrivals.sizes=[1,2]", "--set", "robust=true", "--set", "train_seed=1"]
+    arguments = ["run", "glyphs", "--set", "arrivals.sizes=[1,2]", "--set", "framework=paper", "--set", "train_seed=1"]
     arguments += [*QUICK, "--data", str(colours), "--out", str(tmp_path / "run")]
     done = ffcil(*arguments, "--json")
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary["sizes"] == [1, 2]
-    assert summary["robust"] is True
+    assert summary["framework"] == {"reduction": "class_wise_mean", "alignment": "diwa", "ha": False}
     assert "step 2/2: +2 = 3 classes" in done.stderr
     again = ffcil(*arguments)
     assert again.returncode == 0
@@ -267,7 +267,7 @@ def test_a_command_names_the_package_that_it_lacks(ffcil: Command, monkeypatch: 
         (["run", "glyps"], "Unknown recipe 'glyps': did you mean 'glyphs'?"),
         (["run", "glyphs", "--set", "method=icrl"], "Unknown method 'icrl': did you mean 'icarl'?"),
         (["run", "glyphs", "--set", "dataset=gliphs"], "Unknown data set 'gliphs': did you mean 'glyphs'?"),
-        (["run", "glyphs", "--set", "robst=true"], "Unknown field 'robst': did you mean 'robust'?"),
+        (["run", "glyphs", "--set", "framewrk=paper"], "Unknown field 'framewrk': did you mean 'framework'?"),
         (["run", "glyphs", "--set", "arrivals.sizes=[1,200]"], "but the data set has 100"),
         (["run", "glyphs", "--set", "arrivals.largest=3"], "do not fit in 10 steps"),
         (["run", "glyphs", "--set", "train.batch=none"], "Bad value for train.batch"),
@@ -296,7 +296,8 @@ def test_a_command_names_the_package_that_it_lacks(ffcil: Command, monkeypatch: 
         (["run", "glyphs", "--device", "cpu:3"], "Unknown device 'cpu:3'"),
         (["run", "glyphs", "--out", "/dev/null/x", "--set", "arrivals.sizes=[1]"], "/dev/null/x"),
         (["run", "glyphs", "--import", "absent.py"], "There is no file 'absent.py' to import methods from"),
-        (["demo", "--set", "robust=true"], "The demo sets robust itself"),
+        (["demo", "--set", "framework=flow"], "The demo sets framework itself"),
+        (["demo", "--set", "robust=true"], "The demo sets framework itself"),
         (["demo", "--method", "icral"], "Unknown method 'icral': did you mean 'icarl'?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -86,10 +86,10 @@ def test_which_modules_exist_and_are_trained(make_cllora: Make) -> None:
         make_cllora(options={"shared_blocks": 6})
 
 
-@pytest.mark.parametrize("robust", [False, True])
-def test_the_shared_trunk_equals_full_passes(make_cllora: Make, robust: bool) -> None:
+@pytest.mark.parametrize("framework", ["none", "paper"])
+def test_the_shared_trunk_equals_full_passes(make_cllora: Make, framework: str) -> None:
     """A copy of the network with LoRA added to its weights gives the same scores."""
-    learner = learned(make_cllora(robust=robust), small_stream([2, 3, 1]))
+    learner = learned(make_cllora(framework=framework), small_stream([2, 3, 1]))
     images, scores, folded_scores = some_images(), [], []
     with torch.no_grad():
         for specific, classes in zip(learner.specific, ([0, 1], [2, 3, 4], [5]), strict=True):
@@ -176,7 +176,7 @@ def test_shares_of_zero_weights_are_equal() -> None:
 
 def test_frozen_parts_stay_and_the_others_change(make_cllora: Make) -> None:
     """Frozen are `down` of the shared part, the sets of earlier steps and the teacher; evaluation changes nothing."""
-    learner, stream = make_cllora(robust=True), small_stream([2, 3, 2])
+    learner, stream = make_cllora(framework="paper"), small_stream([2, 3, 2])
     downs = [lora.down.clone() for lora in loras(learner.shared)]
     archived: dict[str, Tensor] = {}
     for step, increment in enumerate(stream):

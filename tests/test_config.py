@@ -90,10 +90,10 @@ def test_the_published_schedule_of_the_expanding_methods(recipe: str, method: st
 
 
 def test_overrides_are_typed_yaml() -> None:
-    config = set_("method=replay", "arrivals.sizes=[1,4,2]", "robust=true", "train_seed=1", "train.first.epochs=3")
+    config = set_("method=replay", "arrivals.sizes=[1,4,2]", "framework=paper", "train_seed=1", "train.first.epochs=3")
     assert config["method"] == "replay"
     assert config["arrivals"] == {"kind": "given", "sizes": [1, 4, 2], "order": "given"}
-    assert config["robust"] is True
+    assert config["framework"] == "paper"
     assert config["train_seed"] == 1
     assert config["train"]["first"]["epochs"] == 3  # type: ignore[index]
 
@@ -176,7 +176,7 @@ def test_fields_by_method_follow_the_same_rules(tmp_path: Path) -> None:
 
 
 def test_a_saved_configuration_is_a_recipe(tmp_path: Path) -> None:
-    config = resolve("glyphs", {"robust": True, "arrivals": {"sizes": [2, 3]}})
+    config = resolve("glyphs", {"framework": "paper", "arrivals": {"sizes": [2, 3]}})
     (tmp_path / "config.json").write_text(config.model_dump_json())
     assert resolve(str(tmp_path / "config.json")) == config
 

@@ -34,11 +34,13 @@ def test_a_run_records_its_environment(tmp_path: Path, colours: Path, monkeypatc
 
 def test_the_framework_is_known_from_the_start(tmp_path: Path, colours: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        Run(config(robust=True), tmp_path, data=colours, device="cpu", threads=1, listener=Bomb(epochs=1)).execute()
+        Run(
+            config(framework="paper"), tmp_path, data=colours, device="cpu", threads=1, listener=Bomb(epochs=1)
+        ).execute()
     method = json.loads((tmp_path / "method.json").read_text())
     assert method["framework"] == {"reduction": "class_wise_mean", "alignment": "diwa", "ha": False}
     assert method["own_alignment"] == "wa"
-    Run(config(robust=True), tmp_path, data=colours, device="cpu", threads=1).execute()
+    Run(config(framework="paper"), tmp_path, data=colours, device="cpu", threads=1).execute()
     assert json.loads((tmp_path / "summary.json").read_text())["framework"] == method["framework"]
 
 

@@ -67,7 +67,7 @@ def test_own_methods_from_run_to_report(tmp_path: Path, colours: Path) -> None:
         assert done.exit_code == 0, done.output
         return done.output
 
-    quick = ("dataset=folder", "image_size=16", "arrivals.sizes=[2,1,3]", "train.epochs_scale=0.5", "robust=true")
+    quick = ("dataset=folder", "image_size=16", "arrivals.sizes=[2,1,3]", "train.epochs_scale=0.5", "framework=paper")
     for file, method in ((CONVENTIONAL, "focal"), (PRETRAINED, "slda")):
         options = [part for field in (f"method={method}", *quick) for part in ("--set", field)]
         ffcil("run", "glyphs", "--import", file, *options, "--data", colours, "--out", tmp_path / method)

@@ -165,7 +165,7 @@ def mortal_jobs(tmp_path: Path, colours: Path, methods: list[str]) -> list[Job]:
         "        return super().finish(increment)\n"
     )
     load_methods(str(file))
-    groups = [{"recipes": ["glyphs"], "methods": methods, "settings": {"FF.ours": {"robust": True}}}]
+    groups = [{"recipes": ["glyphs"], "methods": methods, "settings": {"FF.ours": {"framework": "paper"}}}]
     jobs = small_jobs(tmp_path, colours, groups=groups)
     METHODS.pop("mortal")  # Other tests list all methods.
     return [replace(job, imports=(str(file),)) for job in jobs]
@@ -283,7 +283,7 @@ def test_slurm_through_submitit(tmp_path: Path, colours: Path) -> None:
 
 
 def one_setting(method: str = "icarl") -> list[dict[str, Any]]:
-    return [{"recipes": ["glyphs"], "methods": [method], "settings": {"FF.ours": {"robust": True}}}]
+    return [{"recipes": ["glyphs"], "methods": [method], "settings": {"FF.ours": {"framework": "paper"}}}]
 
 
 # --- Ray ----------------------------------------------------------------------------------------------------------

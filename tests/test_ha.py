@@ -169,8 +169,10 @@ def test_it_can_be_imported_without_the_training_loop() -> None:
 # --- in a learner ---------------------------------------------------------------------------------------------------
 
 
-def test_robust_turns_ha_on_for_pretrained_methods() -> None:
-    assert Framework.resolve(small_config(method="simplecil", robust=True), "none", pretrained=True).ha is not None
+def test_the_papers_framework_turns_ha_on_for_pretrained_methods() -> None:
+    assert (
+        Framework.resolve(small_config(method="simplecil", framework="paper"), "none", pretrained=True).ha is not None
+    )
     assert Framework.resolve(small_config(method="simplecil"), "none", pretrained=True).ha is None
     asked = small_config(method="simplecil", ha={"use": True})
     assert Framework.resolve(asked, "none", pretrained=True).ha is not None
@@ -199,7 +201,7 @@ def test_ha_changes_nothing_but_its_own_parameters(make_learner: Make) -> None:
 @pytest.mark.parametrize("method", ["simplecil", "ranpac"])
 def test_a_learner_trains_it_like_a_plain_loop(make_learner: Make, method: str) -> None:
     """Compares the second step with a separate loop that draws the same random numbers."""
-    learner = make_learner(method=method, robust=True, ha={"epochs": 3, "batch": 16, "surrogates": 5})
+    learner = make_learner(method=method, framework="paper", ha={"epochs": 3, "batch": 16, "surrogates": 5})
     first, second = small_stream([2, 3])
     learner.learn(first)
     assert learner.ha is not None

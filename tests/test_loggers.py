@@ -16,7 +16,7 @@ from studies import small_jobs
 
 
 def logged_job(tmp_path: Path, colours: Path, log: str) -> Job:
-    groups = [{"recipes": ["glyphs"], "methods": ["icarl"], "settings": {"FF.ours": {"robust": True}}}]
+    groups = [{"recipes": ["glyphs"], "methods": ["icarl"], "settings": {"FF.ours": {"framework": "paper"}}}]
     (job,) = small_jobs(tmp_path, colours, groups=groups)
     return Job(job.label, job.config, job.folder, data=job.data, device="cpu", logs=(log,))
 

@@ -58,11 +58,11 @@ def assert_floors(method: type[Learner], stream: Stream, increment: Increment, s
         check(new[increment.step], 0.5)
 
 
-@pytest.mark.parametrize("robust", [False, True], ids=["original", "robust"])
+@pytest.mark.parametrize("framework", ["none", "paper", "flow"])
 @pytest.mark.parametrize("stream", STREAMS)
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_hard_streams(make_learner: Make, method: str, stream: str, robust: bool) -> None:
-    learner, increments = make_learner(method=method, robust=robust), small_stream(*STREAMS[stream])
+def test_hard_streams(make_learner: Make, method: str, stream: str, framework: str) -> None:
+    learner, increments = make_learner(method=method, framework=framework), small_stream(*STREAMS[stream])
     for increment in increments:
         assert np.isfinite(learner.learn(increment)["loss"])
         counts, samples = evaluate(learner, increment), predicted_samples(learner, increment)
@@ -125,7 +125,7 @@ def test_logits_change_nothing(make_learner: Make, method: str) -> None:
 
 
 def test_the_upper_bound_is_not_aligned(make_learner: Make) -> None:
-    learner = make_learner(method="joint", robust=True)
+    learner = make_learner(method="joint", framework="paper")
     assert [learner.learn(increment)["alignment"] for increment in small_stream([2, 2])] == [None, None]
 
 
@@ -207,13 +207,13 @@ def test_alignment_is_applied_once_after_training(make_learner: Make, alignment:
     ("fields", "reduction", "alignment"),
     [
         ({}, "mean", "wa"),
-        ({"robust": True}, "class_wise_mean", "diwa"),
-        ({"robust": True, "alignment": "none"}, "class_wise_mean", "none"),
-        ({"robust": True, "reduction": "mean"}, "mean", "diwa"),
+        ({"framework": "paper"}, "class_wise_mean", "diwa"),
+        ({"framework": "paper", "alignment": "none"}, "class_wise_mean", "none"),
+        ({"framework": "paper", "reduction": "mean"}, "mean", "diwa"),
         ({"reduction": "class_wise_mean"}, "class_wise_mean", "wa"),
     ],
 )
-def test_robust_sets_both_parts_and_each_can_be_set_alone(
+def test_the_framework_sets_both_parts_and_each_can_be_set_alone(
     fields: dict[str, object], reduction: str, alignment: str
 ) -> None:
     resolved = Framework.resolve(small_config(**fields), ICaRL.own_alignment)

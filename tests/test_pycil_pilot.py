@@ -222,9 +222,12 @@ def test_overrides_of_method_framework_and_arrivals(tmp_path: Path) -> None:
     """Values that a choice in the file implies do not stay if the choice is replaced."""
     read(tmp_path, PYCIL)
     file = str(tmp_path / "exp.json")
-    assert resolve(file, {"robust": True}).alignment == "auto"
+    assert resolve(file, {"framework": "paper"}).alignment == "auto"
     assert resolve(file, {"method": "der"}).alignment == "auto"
-    assert resolve(file, {"robust": False}).alignment == "none"
+    assert resolve(file, {"framework": "flow"}).alignment == "auto"
+    assert resolve(file, {"robust": True}).alignment == "auto"
+    assert resolve(file, {"robust": True}, {"framework": "none"}).alignment == "none"
+    assert resolve(file, {"framework": "none"}).alignment == "none"
     equal = resolve(file, {"arrivals": {"kind": "equal"}}).arrivals
     assert (equal.kind, equal.steps) == ("equal", 10)  # type: ignore[union-attr]
     flow = resolve(file, {"arrivals": {"kind": "free-flow", "alpha": 0.5}}).arrivals

@@ -38,7 +38,7 @@ def test_report_has_all_tables_and_figures_that_the_runs_allow(sweep: Path, tmp_
     assert {"table.md", "table.tex", "table.csv", "evidence.md", "evidence.csv", "report.html"} < names
     page = (tmp_path / "report.html").read_text()
     assert "ffcil report there" in page
-    assert "ablation: no finished run has only some parts of the framework." in page
+    assert "ablation: no finished run has only some parts of a framework." in page
 
 
 def test_command_names_what_it_left_out(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_latex_balances_and_escapes(tmp_path: Path) -> None:
 
 def ablated(folder: Path) -> list[Any]:
     for seed in (0, 1):
-        for k, fields in enumerate(({"robust": False}, {"robust": False, "reduction": "class_wise_mean"}, {})):
+        for k, fields in enumerate(({"framework": "none"}, {"framework": "none", "reduction": "class_wise_mean"}, {})):
             setting = ("FF.org", "Equ.ours", "FF.ours")[k]  # setting that provides the hits
             hits = random_hits(setting, seed)
             write_run(folder / f"{k}-{seed}", "FF.ours", seed, hits, classifiers=ONE, sizes=FREE_FLOW[seed], **fields)

@@ -49,20 +49,20 @@ def test_runs_are_read_as_they_were_written(study: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "robust", "setting"),
+    ("kind", "framework", "setting"),
     [
-        ("equal", False, "Equ.T"),
-        ("equal", True, "Equ.ours"),
-        ("free-flow", False, "FF.org"),
-        ("free-flow", True, "FF.ours"),
-        ("given", False, "FF.org"),
-        ("trace", True, "FF.ours"),
-        ("half", False, "half"),
-        ("half", True, "half, robust"),
+        ("equal", "none", "Equ.T"),
+        ("equal", "paper", "Equ.ours"),
+        ("free-flow", "none", "FF.org"),
+        ("free-flow", "paper", "FF.ours"),
+        ("given", "none", "FF.org"),
+        ("trace", "paper", "FF.ours"),
+        ("half", "none", "half"),
+        ("half", "paper", "half.ours"),
     ],
 )
-def test_settings_have_the_papers_names(tmp_path: Path, kind: str, robust: bool, setting: str) -> None:
-    write_run(tmp_path / "run", "Equ.T", 0, random_hits("Equ.T", 0), robust=robust)
+def test_settings_have_the_papers_names(tmp_path: Path, kind: str, framework: str, setting: str) -> None:
+    write_run(tmp_path / "run", "Equ.T", 0, random_hits("Equ.T", 0), framework=framework)
     (tmp_path / "run" / "arrivals.json").write_text(json.dumps({"sizes": (2, 2, 2, 2), "kind": kind}))
     assert load_run(tmp_path / "run").setting == setting
 
@@ -70,17 +70,17 @@ def test_settings_have_the_papers_names(tmp_path: Path, kind: str, robust: bool,
 @pytest.mark.parametrize(
     ("fields", "setting"),
     [
-        ({"robust": False}, "FF.org"),
-        ({"robust": True}, "FF.ours"),
-        ({"robust": False, "reduction": "class_wise_mean"}, "FF with CWM"),
-        ({"robust": False, "reduction": "class_wise_mean", "alignment": "diwa"}, "FF.ours"),
-        ({"robust": True, "reduction": "mean"}, "FF with DIWA"),
-        ({"robust": True, "alignment": "wa"}, "FF with CWM + WA"),
-        ({"robust": False, "alignment": "none"}, "FF with no alignment"),
-        ({"robust": True, "ha": {"use": True, "surrogates": 20}}, "FF.ours"),
-        ({"robust": True, "ha": {"use": True, "surrogates": 0}}, "FF with CWM + HA without surrogates"),
-        ({"robust": True, "ha": {"use": True, "identity": False}}, "FF with CWM + HA without identity"),
-        ({"robust": True, "centre_weight": 1.0}, "FF with CWM + DIWA + centre loss"),
+        ({"framework": "none"}, "FF.org"),
+        ({"framework": "paper"}, "FF.ours"),
+        ({"framework": "none", "reduction": "class_wise_mean"}, "FF with CWM"),
+        ({"framework": "none", "reduction": "class_wise_mean", "alignment": "diwa"}, "FF.ours"),
+        ({"framework": "paper", "reduction": "mean"}, "FF with DIWA"),
+        ({"framework": "paper", "alignment": "wa"}, "FF with CWM + WA"),
+        ({"framework": "none", "alignment": "none"}, "FF with no alignment"),
+        ({"framework": "paper", "ha": {"use": True, "surrogates": 20}}, "FF.ours"),
+        ({"framework": "paper", "ha": {"use": True, "surrogates": 0}}, "FF with CWM + HA without surrogates"),
+        ({"framework": "paper", "ha": {"use": True, "identity": False}}, "FF with CWM + HA without identity"),
+        ({"framework": "paper", "centre_weight": 1.0}, "FF with CWM + DIWA + centre loss"),
     ],
 )
 def test_a_setting_is_named_after_its_parts(tmp_path: Path, fields: dict[str, Any], setting: str) -> None:
@@ -88,7 +88,74 @@ def test_a_setting_is_named_after_its_parts(tmp_path: Path, fields: dict[str, An
     assert load_run(tmp_path / "run").setting == setting
 
 
-def test_records_of_earlier_runs_show_that_robust_meant_ha(tmp_path: Path) -> None:
+FLOW = {"enough": 5, "min_steps": 100, "comparable": True, "shared_ridge": True}
+
+
+def without(part: str) -> dict[str, Any]:
+    return {name: value for name, value in FLOW.items() if name != part}
+
+
+@pytest.mark.parametrize(
+    ("own", "framework", "setting"),
+    [
+        ("wa", {"alignment": "none", "flow": {"adjust": 1.5}}, "FF.flow"),
+        ("none", {"alignment": "none", "flow": {"adjust": 1.0}}, "FF.flow"),
+        ("wa", {"alignment": "wa", "flow": {"adjust": 1.5}}, "FF with adjusted loss"),
+        ("wa", {"alignment": "diwa", "flow": {"adjust": 1.5}}, "FF with adjusted loss + DIWA"),
+        ("none", {"alignment": "wa", "flow": {"adjust": 1.5}}, "FF with adjusted loss + WA"),
+        (
+            "wa",
+            {"reduction": "class_wise_mean", "alignment": "none", "flow": {"adjust": 1.5}},
+            "FF with flow + CWM",
+        ),
+        ("none", {"alignment": "none", "flow": FLOW}, "FF.flow"),
+        ("none", {"alignment": "none", "ha": True, "flow": FLOW}, "FF with flow + HA"),
+        ("none", {"alignment": "none", "flow": without("comparable")}, "FF with flow without comparable scores"),
+        ("none", {"alignment": "none", "flow": without("enough")}, "FF with flow without minimum of classes"),
+        (
+            "none",
+            {"alignment": "none", "flow": {"comparable": True, "shared_ridge": True}},
+            "FF with comparable scores + shared ridge",
+        ),
+    ],
+)
+def test_settings_with_parts_of_flow(tmp_path: Path, own: str, framework: dict[str, Any], setting: str) -> None:
+    folder = write_run(tmp_path / "run", "FF.org", 0, random_hits("FF.org", 0))
+    facts = {"own_alignment": own, "framework": {"reduction": "mean", "ha": False} | framework}
+    (folder / "method.json").write_text(json.dumps(facts))
+    assert load_run(folder).setting == setting
+
+
+def test_a_setting_under_flow_is_that_of_the_run(tmp_path: Path, colours: Path) -> None:
+    for name, fields, setting in (
+        ("flow", {"framework": "flow"}, "FF.flow"),
+        ("wa", {"framework": "flow", "alignment": "wa"}, "FF with adjusted loss"),
+        ("off", {"framework": "flow", "flow": {"adjust": 0.0}}, "FF with no alignment"),
+    ):
+        config = small_config(
+            dataset="folder",
+            method="icarl",
+            reduction="auto",
+            arrivals={"kind": "given", "sizes": [2, 1, 3]},
+            train={"epochs_scale": 0.01},
+            **fields,
+        )
+        Run(config, tmp_path / name, data=colours, device="cpu").execute()
+        assert load_run(tmp_path / name).setting == setting
+
+
+@pytest.mark.parametrize(("robust", "setting"), [(False, "FF.org"), (True, "FF.ours")])
+def test_runs_of_the_version_with_robust_are_read(tmp_path: Path, robust: bool, setting: str) -> None:
+    folder = write_run(tmp_path / "run", "FF.org", 0, random_hits("FF.org", 0), robust=robust)
+    config = json.loads((folder / "config.json").read_text())
+    del config["framework"]
+    (folder / "config.json").write_text(json.dumps(config))
+    run = load_run(folder)
+    assert run.setting == setting
+    assert "robust" not in run.config
+
+
+def test_records_of_earlier_runs_show_that_the_framework_meant_ha(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", "FF.ours", 0, random_hits("FF.ours", 0), ha={"use": None, "surrogates": 0})
     path = folder / "records.jsonl"
     path.write_text("".join(json.dumps(json.loads(r) | {"ha_loss": 1.0}) + "\n" for r in path.read_text().splitlines()))
@@ -108,7 +175,7 @@ def test_without_ha_the_setting_is_that_of_the_run(
     config = small_config(
         dataset="folder",
         method=method,
-        robust=True,
+        framework="paper",
         ha={"use": False},
         arrivals={"kind": "given", "sizes": [2, 1, 3]},
         train={"epochs_scale": 0.01},

@@ -155,7 +155,7 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"icarl"}))
 def test_every_method_can_be_resumed(tmp_path: Path, colours: Path, method: str) -> None:
-    settings = config(method=method, robust=True)
+    settings = config(method=method, framework="paper")
     trained: list[int] = []
     listener = OnEpoch(lambda progress: trained.append(progress.epoch))
     Run(settings, tmp_path / "whole", data=colours, device="cpu", threads=1, listener=listener).execute()
@@ -257,8 +257,8 @@ def test_names_with_odd_characters(tmp_path: Path) -> None:
 
 
 def test_another_configuration_in_the_same_folder(whole: Path) -> None:
-    with pytest.raises(InputError, match=r"another configuration \(it differs in robust, train_seed\)"):
-        Run(config(robust=True, train_seed=4), whole, device="cpu", threads=1).execute()
+    with pytest.raises(InputError, match=r"another configuration \(it differs in framework, train_seed\)"):
+        Run(config(framework="paper", train_seed=4), whole, device="cpu", threads=1).execute()
 
 
 def test_a_run_of_a_version_without_a_field_is_resumed(tmp_path: Path, colours: Path) -> None:
@@ -270,6 +270,23 @@ def test_a_run_of_a_version_without_a_field_is_resumed(tmp_path: Path, colours: 
     (tmp_path / "config.json").write_text(json.dumps(saved))
     Run(settings, tmp_path, data=colours, device="cpu", threads=1).execute()
     assert json.loads((tmp_path / "config.json").read_text())["normalise"] == settings.normalise
+
+
+@pytest.mark.parametrize("framework", ["none", "paper"])
+def test_a_run_of_the_version_with_robust_is_resumed(tmp_path: Path, colours: Path, framework: str) -> None:
+    settings = config(framework=framework, arrivals={"sizes": [1, 1]})
+    with pytest.raises(KeyboardInterrupt):
+        Run(settings, tmp_path, data=colours, device="cpu", threads=1, listener=Bomb(epochs=3)).execute()
+    saved = json.loads((tmp_path / "config.json").read_text())
+    del saved["framework"], saved["flow"]
+    (tmp_path / "config.json").write_text(json.dumps({**saved, "robust": framework == "paper"}))
+    assert load_run(tmp_path).config["framework"] == framework
+    for other in {"none", "paper", "flow"} - {framework}:
+        with pytest.raises(InputError, match="it differs in framework"):
+            Run(config(framework=other, arrivals={"sizes": [1, 1]}), tmp_path, data=colours, device="cpu").execute()
+    Run(settings, tmp_path, data=colours, device="cpu", threads=1).execute()
+    assert load_run(tmp_path).finished
+    assert "robust" not in json.loads((tmp_path / "config.json").read_text())
 
 
 def test_a_full_disk_damages_nothing(

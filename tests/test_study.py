@@ -16,12 +16,15 @@ from ffcil.cli import app
 from ffcil.commands.output import stoppable
 from ffcil.config.resolve import load_recipe
 from ffcil.errors import InputError
+from ffcil.methods import find_method
+from ffcil.methods.framework import Framework
 from ffcil.runs.run import build_arrivals
 from ffcil.studies.execution import execute_jobs
 from ffcil.studies.executors.job import Job
 from ffcil.studies.executors.local import LocalExecutor
 from ffcil.studies.plan import Plan
 from ffcil.studies.study import jobs_of, load_study, missing_data, narrow, study_names, write_study
+from studies import write_small_study
 
 PAPER = ["table-main", "table-ablation", "figure-alpha", "figure-order", "figure-overhead"]
 
@@ -36,12 +39,12 @@ def by_label(made: list[Job]) -> dict[str, Job]:
 
 def test_the_tables_and_figures_of_the_paper_exist() -> None:
     assert sorted([*PAPER, "demo"]) == study_names()
-    # Data sets x methods x settings x seeds, counted in the paper.
-    assert len(jobs("table-main")) == (2 * 4 + 2 * 4) * 3 * 5
-    assert len(jobs("table-ablation")) == (2 * 4 + 2 * 6) * 5
-    assert len(jobs("figure-alpha")) == 4 * (1 + 2 * 6) * 3
-    assert len(jobs("figure-order")) == 4 * (1 + 2 * 3) * 3
-    assert len(jobs("figure-overhead")) == (4 * 2 + 4 * 3) * 3
+    # Data sets x methods x (settings of the paper + those of flow) x seeds, the former counted in the paper.
+    assert len(jobs("table-main")) == (2 * 4 + 2 * 4) * (3 + 2) * 5
+    assert len(jobs("table-ablation")) == (2 * (4 + 4) + 2 * 6 + 2 * 7) * 5
+    assert len(jobs("figure-alpha")) == 4 * (1 + (2 + 1) * 6) * 3
+    assert len(jobs("figure-order")) == 4 * (1 + (2 + 1) * 3) * 3
+    assert len(jobs("figure-overhead")) == (4 * (2 + 1) + 4 * (3 + 1)) * 3
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -58,15 +61,19 @@ def test_every_study_resolves_on_the_embedded_data_set(name: str) -> None:
 
 def test_the_settings_of_a_seed_share_permutation_and_spectrum() -> None:
     made = by_label(jobs("table-main", datasets=["cifar100"], methods=["icarl"], seeds=[3, 7]))
-    assert set(made) == {f"{setting} seed {seed}" for setting in ("Equ.T", "FF.org", "FF.ours") for seed in (3, 7)}
+    settings = ("Equ.T", "FF.org", "FF.ours", "FF.flow", "Equ.flow")
+    assert set(made) == {f"{setting} seed {seed}" for setting in settings for seed in (3, 7)}
     for seed in (3, 7):
-        equal, original, ours = (made[f"{setting} seed {seed}"].config for setting in ("Equ.T", "FF.org", "FF.ours"))
-        for config in (equal, original, ours):
+        configs = [made[f"{setting} seed {seed}"].config for setting in settings]
+        equal, original, ours, flow, equal_flow = configs
+        for config in configs:
             assert (config.class_seed, config.arrival_seed, config.train_seed) == (seed, seed, seed)
         assert build_arrivals(equal, 100).sizes == (10,) * 10
         assert build_arrivals(original, 100).sizes == build_arrivals(ours, 100).sizes
-        assert (equal.robust, original.robust, ours.robust) == (False, False, True)
-        assert original.model_copy(update={"robust": True}) == ours
+        assert (equal.framework, original.framework, ours.framework) == ("none", "none", "paper")
+        assert original.model_copy(update={"framework": "paper"}) == ours
+        assert original.model_copy(update={"framework": "flow"}) == flow
+        assert equal.model_copy(update={"framework": "flow"}) == equal_flow
     assert (
         build_arrivals(made["FF.org seed 3"].config, 100).sizes
         != build_arrivals(made["FF.org seed 7"].config, 100).sizes
@@ -93,7 +100,26 @@ def test_ablations_set_the_parts_of_the_framework() -> None:
     assert made["cars mos HA"].config.ha.use is True
     assert made["cars mos CWM+HA without surrogates"].config.ha.surrogates == 0
     assert made["cars tuna CWM+HA without identity"].config.ha.identity is False
-    assert made["cars tuna CWM+HA without identity"].config.robust
+    assert made["cars tuna CWM+HA without identity"].config.framework == "paper"
+    assert made["cars moal flow without enough"].config.flow.enough == 1
+    assert made["cars cllora flow without comparable"].config.flow.comparable is False
+    for job in made.values():  # no part is set for the wrong kind of method
+        method = find_method(job.config.method)
+        Framework.resolve(job.config, method.own_alignment, method.pretrained)
+
+
+def test_a_study_of_the_earlier_version_has_the_same_runs(tmp_path: Path, colours: Path) -> None:
+    """The study file of a begun study still says `robust`. Its runs are found again, and the file is kept."""
+    now = write_small_study(tmp_path / "now.yaml", colours)
+    text = now.read_text().replace("framework: none", "robust: false").replace("framework: paper", "robust: true")
+    assert "robust" in text
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "study.yaml").write_text(text)
+    earlier, study = load_study(str(tmp_path / "out" / "study.yaml")), load_study(str(now))
+    names = [job.folder.name for job in jobs_of(study, tmp_path)]
+    assert [job.folder.name for job in jobs_of(earlier, tmp_path)] == names
+    write_study(study, tmp_path / "out")
+    assert (tmp_path / "out" / "study.yaml").read_text() == text
 
 
 def test_data_sets_select_or_replace() -> None:
@@ -101,7 +127,7 @@ def test_data_sets_select_or_replace() -> None:
     assert names == {("cifar100", method) for method in ("icarl", "der", "memo", "tagfex")}
     assert {job.config.method for job in jobs("table-main", datasets=["cars"])} == {"mos", "moal", "cllora", "tuna"}
     both = jobs("table-main", datasets=["cifar100", "cars"], seeds=[0])
-    assert len(both) == 8 * 3
+    assert len(both) == 8 * 5
     with pytest.raises(InputError, match="Unknown recipe 'cifar10'"):
         jobs("table-main", datasets=["cifar10"])
 
@@ -126,7 +152,7 @@ def test_settings_override_assigned_fields() -> None:
     )
     assert made["FF.org"].config.arrivals.alpha == 0.5  # type: ignore[union-attr]
     assert made["Equ.T"].config.arrivals.kind == "equal"  # which has no alpha
-    for assignment in ("robust=true", "train_seed=1", "arrivals.sizes=[1,2]", "method=der"):
+    for assignment in ("framework=flow", "robust=true", "train_seed=1", "arrivals.sizes=[1,2]", "method=der"):
         with pytest.raises(InputError, match=r"sets .* itself"):
             jobs("table-main", assignments=[assignment])
     with pytest.raises(InputError, match=r"sets arrivals\.alpha itself"):

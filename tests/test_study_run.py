@@ -174,7 +174,7 @@ def test_the_whole_command(colours: Path, tmp_path: Path, monkeypatch: pytest.Mo
     content = yaml.safe_load(study.read_text())
     content["groups"][0]["settings"]["broken"] = {
         "arrivals": {"kind": "free-flow", "classes": 99, "largest": 50},
-        "robust": False,
+        "framework": "none",
     }
     study.write_text(yaml.safe_dump(content))
     done = CliRunner().invoke(app, ["study", "mine.yaml", "--device", "cpu", "--jobs", "2"])

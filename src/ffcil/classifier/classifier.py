@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ffcil.classifier.steps import LearningFile, Step
+from ffcil.config.earlier import renewed
 from ffcil.config.resolve import build_config, merge_overrides
 from ffcil.config.settings import RunConfig
 from ffcil.data.image_set import ImageSet
@@ -281,7 +282,7 @@ class Classifier:
         if not (folder / MODEL).is_file():
             raise InputError(f"There is no classifier in {folder}: make one with `ffcil learn {folder} IMAGES`.")
         state = load_state(folder / MODEL, "restore a copy of it, or create a new classifier in another folder")
-        config = state["config"]
+        config = renewed(state["config"])
         if config["method"] not in METHODS:
             raise InputError(
                 f"The classifier in {folder} uses method {config['method']!r}, which is not registered: add "

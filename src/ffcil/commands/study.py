@@ -69,7 +69,7 @@ def demo(
     assignments: Assignments = None,
     jobs: Annotated[int | None, typer.Option(help="Number of runs at a time (default: one per core).", min=1)] = None,
 ) -> None:
-    """Run the settings Equ.T, FF.org and FF.ours on the embedded data set; print a table and write a page."""
+    """Run the settings Equ.T, FF.org, FF.ours and FF.flow on the embedded data set; print a table and write a page."""
     from ffcil.studies.execution import run_demo
 
     with stoppable():

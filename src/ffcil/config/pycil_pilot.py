@@ -138,7 +138,7 @@ def translate(
         fields["dataset"] = setting.dataset
     train: dict[str, Any] = {}
     if all(over.get("method", method) == method for over in overrides):
-        if method == "icarl" and not any(over.get("robust") for over in overrides):
+        if method == "icarl" and _framework(overrides) == "none":
             fields["alignment"] = "none"  # PyCIL evaluates the nearest mean and does not align the head
         if options := _method_options(content, method):
             fields["options"] = options
@@ -148,6 +148,10 @@ def translate(
     if train:
         fields["train"] = train
     return setting.recipe, fields
+
+
+def _framework(overrides: Sequence[Mapping[str, Any]]) -> Any:
+    return next((over["framework"] for over in reversed(overrides) if "framework" in over), "none")
 
 
 def _arrivals(sizes: list[int], overrides: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

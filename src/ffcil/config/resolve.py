@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from ffcil.config.earlier import renewed
 from ffcil.config.pycil_pilot import is_foreign, left_out, translate
 from ffcil.config.settings import ARRIVALS, RunConfig, Settings, validate
 from ffcil.errors import InputError, unknown
@@ -107,7 +108,8 @@ def _merge_arrivals(base: Any, over: Any) -> Any:
 
 
 def merge_overrides(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge `over` into the fields of a configuration."""
+    """Merge `over` into the fields of a configuration. Either may have fields of earlier versions."""
+    base, over = renewed(base), renewed(over)
     merged = merge(base, over)
     if "arrivals" in over:
         merged["arrivals"] = _merge_arrivals(base.get("arrivals"), over["arrivals"])
@@ -147,6 +149,7 @@ def _check_arrivals(arrivals: Any) -> None:
 
 def build_config(settings: Mapping[str, Any]) -> RunConfig:
     """Build a complete configuration from a nested mapping."""
+    settings = renewed(settings)
     check_names(settings, RunConfig)
     _check_arrivals(settings.get("arrivals"))
     return validate(RunConfig, settings)
@@ -159,7 +162,7 @@ def resolve(recipe: str, *overrides: Mapping[str, Any]) -> RunConfig:
     methods differ, and a mapping `methods`, from the name of a method to the fields in which it differs. A recipe may
     also be a configuration file of PyCIL or PILOT.
     """
-    settings = load_recipe(recipe)
+    settings, overrides = load_recipe(recipe), tuple(map(renewed, overrides))
     if is_foreign(settings):
         base, translation = translate(settings, f"The file {recipe}", overrides)
         return resolve(base, translation, *overrides)

@@ -16,6 +16,8 @@ from ffcil.arrivals import (
     half_arrivals,
     trickle_arrivals,
 )
+from ffcil.config.earlier import renewed
+from ffcil.config.flow import meaning_of_null
 from ffcil.errors import InputError
 
 Order = Literal["jumbled", "ascending", "descending"]
@@ -198,7 +200,7 @@ class HaSettings(Settings):
     """Head-Agnostic Alignment, for pre-trained methods. Of its constants, the paper gives only `surrogates`."""
 
     use: bool | None = None
-    """Whether to use HA; null: if `robust` is true."""
+    """Whether to use HA; null: if `framework` is `paper`."""
     surrogates: int = Field(20, ge=0)
     """Number of features sampled per earlier class, paper eq. (15); 0 is an ablation of the paper."""
     identity: bool = True
@@ -216,6 +218,34 @@ class HaSettings(Settings):
     """Learning rate of Adam."""
 
 
+class FlowSettings(Settings):
+    """Parts of the framework `flow`. Each can be set separately, whatever `framework` is."""
+
+    adjust: float | None = Field(
+        None,
+        ge=0,
+        description="Strength tau of the count-aware cross-entropy, for methods that train from scratch. It is the "
+        "cross-entropy of logits + tau * log(N_c / N), where N_c of the N training images of a step have class c. 1 is "
+        f"the balanced softmax; 0 is the usual cross-entropy; {meaning_of_null('adjust')}",
+    )
+    enough: PositiveInt | None = Field(
+        None,
+        description="Fewest new classes of a step that tunes a pre-trained backbone. The classes of a smaller step are "
+        f"learned in the feature space of the latest step that tuned it; {meaning_of_null('enough')}",
+    )
+    min_steps: PositiveInt | None = Field(
+        None,
+        description="Fewest optimiser steps for tuning a pre-trained backbone on one step of the stream; if the epochs "
+        f"have fewer, epochs are added; {meaning_of_null('min_steps')}",
+    )
+    comparable: bool | None = None
+    """Whether scores from the feature spaces of different steps are standardised before they are compared (CL-LoRA and
+    EASE); null: if `framework` is `flow`."""
+    shared_ridge: bool | None = None
+    """Whether the ridge of an analytic head is chosen again at every step, from the sums over all steps so far (RanPAC
+    and MoAL); null: if `framework` is `flow`."""
+
+
 class RunConfig(Settings):
     """The complete configuration of one run. The same configuration gives the same results."""
 
@@ -223,15 +253,18 @@ class RunConfig(Settings):
     """Name of the data set; `ffcil data list` lists them."""
     method: str
     """Name of the method; `ffcil methods` lists them."""
-    robust: bool = False
-    """Whether to use the framework of the paper: the class-wise mean with DIWA or, for pre-trained methods, with HA.
-    Each part can also be set separately."""
+    framework: Literal["none", "paper", "flow"] = "none"
+    """Framework for free flow: `none` is the original method; `paper` is the class-wise mean with DIWA or, for
+    pre-trained methods, with HA; `flow` is the mean without alignment or HA, and with the parts under `flow`. Each part
+    can also be set separately."""
     reduction: Literal["auto", "mean", "class_wise_mean"] = "auto"
-    """Reduction of per-sample losses; auto: class_wise_mean if `robust`, else mean."""
+    """Reduction of per-sample losses; auto: class_wise_mean if `framework` is `paper`, else mean."""
     alignment: Literal["auto", "none", "wa", "diwa"] = "auto"
-    """Alignment of the head after each step; auto: diwa if `robust`, else that of the original method."""
+    """Alignment of the head after each step; auto: diwa if `framework` is `paper`, none if it is `flow`, else that of
+    the original method."""
     diwa: DiwaSettings = DiwaSettings()
     ha: HaSettings = HaSettings()
+    flow: FlowSettings = FlowSettings()
     centre_weight: float = Field(0.0, ge=0)
     """Weight of the centre loss, paper eq. (8), for methods with a nearest-mean classifier. Eq. (9) uses 1; 0 disables
     it."""
@@ -263,13 +296,24 @@ class RunConfig(Settings):
     checkpoint_seconds: float = Field(30.0, ge=0)
     """Seconds between checkpoints, which are written at the end of an epoch; 0: after every epoch."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_versions(cls, settings: Any) -> Any:
+        return renewed(settings) if isinstance(settings, Mapping) else settings
+
     def content(self) -> dict[str, Any]:
         """The fields that determine the records of a run, as JSON values."""
         return self.model_dump(mode="json", exclude={"checkpoint_seconds"})
 
     def identity(self) -> str:
         """Hash of the content, used as the name of the run's folder."""
-        canonical = json.dumps(self.content(), sort_keys=True, separators=(",", ":"))
+        content = self.content()
+        if self.framework != "flow" and self.flow == FlowSettings():
+            # Earlier versions had `robust` and no flow. Hashed in their form, a configuration that they knew keeps its
+            # hash, so that a study or a run that they began is found again and not repeated.
+            del content["flow"]
+            content["robust"] = content.pop("framework") == "paper"
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 

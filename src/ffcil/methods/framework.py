@@ -1,4 +1,4 @@
-"""`Framework`: which parts of the paper's framework are on, and their constants."""
+"""`Framework`: which parts of the paper's framework and of `flow` are on, and their constants."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -6,6 +6,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from ffcil.alignment import Alignment, diwa, weight_alignment
+from ffcil.config.flow import FLOW_PARTS
 from ffcil.config.settings import DiwaSettings, HaSettings, RunConfig
 from ffcil.errors import InputError
 from ffcil.losses import REDUCTIONS, Reduction
@@ -25,13 +26,21 @@ class Framework:
     """Weight of the centre loss; 0 turns it off."""
     ha: HaSettings | None
     """Settings of Head-Agnostic Alignment; None turns it off."""
+    adjust: float = FLOW_PARTS["adjust"].off
+    """Strength of the count-aware cross-entropy; 0 turns it off."""
+    enough: int = int(FLOW_PARTS["enough"].off)
+    """Fewest new classes of a step that tunes a pre-trained backbone; 1 turns it off."""
+    min_steps: int = int(FLOW_PARTS["min_steps"].off)
+    """Fewest optimiser steps for tuning a pre-trained backbone on one step of the stream; 1 turns it off."""
+    comparable: bool = False
+    """Whether scores from the feature spaces of different steps are standardised before they are compared."""
+    shared_ridge: bool = False
+    """Whether the ridge of an analytic head is chosen again at every step, from the sums over all steps so far."""
 
     @classmethod
     def resolve(cls, config: RunConfig, own_alignment: str, pretrained: bool = False) -> Self:
         """Resolve a configuration for a method whose default alignment is `own_alignment`."""
         reduction, alignment, ha = config.reduction, config.alignment, config.ha.use
-        if reduction == "auto":
-            reduction = "class_wise_mean" if config.robust else "mean"
         if pretrained and alignment in ("wa", "diwa"):
             raise InputError(
                 f"alignment={alignment} is not supported by {config.method!r}, a pre-trained method: set ha.use=true."
@@ -40,19 +49,27 @@ class Framework:
             raise InputError(
                 f"ha.use=true is not supported by {config.method!r}, which trains from scratch: set alignment=diwa."
             )
+        paper = config.framework == "paper"
+        if reduction == "auto":
+            reduction = "class_wise_mean" if paper else "mean"
         if alignment == "auto":
-            alignment = "diwa" if config.robust and not pretrained else own_alignment  # type: ignore[assignment]
+            by_framework = {"paper": own_alignment if pretrained else "diwa", "flow": "none"}
+            alignment = by_framework.get(config.framework, own_alignment)  # type: ignore[assignment]
         if ha is None:
-            ha = config.robust and pretrained
-        return cls(reduction, alignment, config.diwa, config.centre_weight, config.ha if ha else None)
+            ha = paper and pretrained
+        parts = _flow(config, pretrained)
+        return cls(reduction, alignment, config.diwa, config.centre_weight, config.ha if ha else None, **parts)
 
     @property
     def reduction(self) -> Reduction:
         return REDUCTIONS[self.reduction_name]
 
     def describe(self) -> dict[str, Any]:
-        """Return the parts as the records of a run keep them."""
-        return {"reduction": self.reduction_name, "alignment": self.alignment, "ha": self.ha is not None}
+        """Return the parts as the records of a run keep them. `flow` has the parts of flow that are on, if any is."""
+        parts = {"reduction": self.reduction_name, "alignment": self.alignment, "ha": self.ha is not None}
+        values = {name: getattr(self, name) for name in FLOW_PARTS}
+        flow = {name: value for name, value in values.items() if value != FLOW_PARTS[name].off}
+        return {**parts, "flow": flow} if flow else parts
 
     def align(self, weight: Tensor, increment: Increment) -> Alignment | None:
         """Align the head in place, after the training of a step and before memory and evaluation."""
@@ -61,3 +78,18 @@ class Framework:
         if self.alignment == "wa":
             return weight_alignment(weight, increment.seen_before)
         return diwa(weight, increment.seen_before, self.diwa.eta_min, self.diwa.tau)
+
+
+def _flow(config: RunConfig, pretrained: bool) -> dict[str, Any]:
+    """Values of the parts of `flow`: as set, or according to `framework` where they apply to this kind of method."""
+    values: dict[str, Any] = {}
+    for name, part in FLOW_PARTS.items():
+        value, applies = getattr(config.flow, name), part.pretrained == pretrained
+        if value is None:
+            value = part.on if config.framework == "flow" and applies else part.off
+        if value != part.off and not applies:
+            kind = "a pre-trained method" if pretrained else "which trains from scratch"
+            given = str(value).lower()
+            raise InputError(f"flow.{name}={given} is not supported by {config.method!r}, {kind}: leave it at null.")
+        values[name] = value
+    return values

@@ -59,7 +59,7 @@ class Learner(nn.Module, ABC):
     uses_memory: ClassVar[bool] = False
     """Whether the method keeps exemplars."""
     own_alignment: ClassVar[str] = "none"
-    """Alignment of the head if neither `robust` nor `alignment` sets another one."""
+    """Alignment of the head if neither `framework` nor `alignment` sets another one."""
     pretrained: ClassVar[bool] = False
     """Whether the method needs a pre-trained backbone. Its framework is then HA instead of DIWA."""
     trains: ClassVar[bool] = True

@@ -130,9 +130,10 @@ class RunFolder:
 
     def load(self) -> StoredRun:
         """Everything in the folder, checked. An unfinished run has the records of its finished steps."""
-        config, arrivals = self.read("config.json", stored.CONFIG_FIELDS), self.read("arrivals.json", ("sizes", "kind"))
+        config, arrivals = self.read("config.json"), self.read("arrivals.json", ("sizes", "kind"))
         if config is None or arrivals is None:
             raise InputError(f"{self.path} is not the folder of a run: config.json and arrivals.json must be there.")
+        config = stored.check_config(config, self.path / "config.json")
         sizes, records, done = stored.check_sizes(arrivals, self.path / "arrivals.json"), self.records(), self.done
         if done and len(records) != len(sizes):
             raise InputError(

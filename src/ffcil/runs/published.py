@@ -10,11 +10,12 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from ffcil.config.earlier import renewed
 from ffcil.errors import InputError
 from ffcil.metrics import Confusion, CountTable
 from ffcil.runs.atomic import write_whole
 from ffcil.runs.folder import RunFolder
-from ffcil.runs.stored import CONFIG_FIELDS, Fields, StoredRun, check_fields, check_record, check_sizes
+from ffcil.runs.stored import Fields, StoredRun, check_config, check_fields, check_record, check_sizes
 
 SUFFIX = ".run.json"
 _PARTS = ("config", "arrivals", "data", "method", "environment", "summary", "records", "counts")
@@ -83,7 +84,7 @@ def load_published(path: Path) -> StoredRun:
         raise InputError(f"{path} is damaged ({len(records)} records of {len(sizes)} steps): publish the run again.")
     return StoredRun(
         folder=path.with_name(path.name.removesuffix(SUFFIX)),
-        config=check_fields(config, path, CONFIG_FIELDS),
+        config=check_config(config, path),
         arrivals=arrivals,
         records=records,
         summary=summary,
@@ -115,7 +116,7 @@ def _line(value: Any) -> bytes:
 
 def _same_run(one: Fields, other: Fields) -> bool:
     other = json.loads(json.dumps(other))
-    return all(one.get(name) == other[name] for name in ("config", "records"))
+    return (renewed(one.get("config") or {}), one.get("records")) == (other["config"], other["records"])
 
 
 def _data_name(data: Fields) -> str:

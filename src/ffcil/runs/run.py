@@ -189,7 +189,6 @@ class Run:
         summary = {
             "dataset": self.config.dataset,
             "method": self.config.method,
-            "robust": self.config.robust,
             **describe_method(learner),
             "sizes": list(stream.arrivals.sizes),
             "scored": scored,

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ffcil.config.earlier import renewed
 from ffcil.errors import InputError
 from ffcil.metrics import CountTable
 from ffcil.runs.counts import Counts
 
 Fields = dict[str, Any]
-CONFIG_FIELDS = ("dataset", "method", "robust", "class_seed", "arrival_seed", "train_seed")
+CONFIG_FIELDS = ("dataset", "method", "framework", "class_seed", "arrival_seed", "train_seed")
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,26 +33,26 @@ class StoredRun:
     data: Fields
     """Fingerprint of the images; empty if it was not stored."""
     method_facts: Fields
-    """`own_alignment` and `framework` (reduction, alignment, ha) of the method, and more in new runs."""
+    """`own_alignment` and `framework` (reduction, alignment, ha, flow) of the method, and more in new runs."""
 
 
 def derive_method(config: Fields, records: Sequence[Fields], summary: Fields | None) -> Fields:
     """The method's part of a run of an earlier version, which did not write it.
 
-    `robust` turned on DIWA or HA, whichever the method has, and only the records tell which: a method that trains HA
-    records its loss; a method with a linear head, which DIWA aligns, records the norms of its rows.
+    The paper's framework turned on DIWA or HA, whichever the method has, and only the records tell which: a method
+    that trains HA records its loss; a method with a linear head, which DIWA aligns, records the norms of its rows.
     """
-    robust, ha = bool(config["robust"]), config.get("ha", {})
+    paper, ha = config["framework"] == "paper", config.get("ha", {})
     reduction, alignment, use_ha = config.get("reduction", "auto"), config.get("alignment", "auto"), ha.get("use")
     own_alignment = (summary or {}).get("own_alignment")
     recorded = {name for record in records for name in record}
     if use_ha is None:
-        use_ha = robust and "ha_loss" in recorded
+        use_ha = paper and "ha_loss" in recorded
     if reduction == "auto":
-        reduction = "class_wise_mean" if robust else "mean"
+        reduction = "class_wise_mean" if paper else "mean"
     if alignment == "auto":
         has_no_head = ha.get("use") is False and "row_norms" not in recorded
-        if robust and not use_ha and not has_no_head:
+        if paper and not use_ha and not has_no_head:
             alignment = "diwa"
         else:
             alignment = own_alignment = own_alignment or _recorded_alignment(records)
@@ -73,6 +74,11 @@ def check_fields(value: Any, where: object, needed: Sequence[str] = ()) -> Field
         if name not in value:
             raise InputError(f"{where} is damaged (it has no field {name!r}): {remedy}.")
     return value
+
+
+def check_config(value: Any, where: object) -> Fields:
+    """Check that a value is the configuration of a run. Fields of earlier versions are renewed."""
+    return check_fields(renewed(check_fields(value, where)), where, CONFIG_FIELDS)
 
 
 def check_sizes(arrivals: Mapping[str, Any], where: object) -> tuple[int, ...]:

@@ -60,7 +60,7 @@ def run_study(plan: Plan, executor: Executor) -> bool:
 
 
 def run_demo(method: str, seeds: int, out: Path, assignments: Sequence[str], jobs: int | None) -> None:
-    """Run the paper's three settings on the embedded data set, `jobs` runs at a time; write a table and a page."""
+    """Run the four settings of the demo on the embedded data set, `jobs` runs at a time; write a table and a page."""
     start, console = time.perf_counter(), Console()
     study = narrow(load_study("demo"), methods=[method], seeds=range(seeds), assignments=assignments, called="demo")
     if "dataset" in study.set:
@@ -68,7 +68,8 @@ def run_demo(method: str, seeds: int, out: Path, assignments: Sequence[str], job
     plan = Plan.make(study, out, "cpu")
     console.out(
         f"{method} on glyphs: {' and '.join(study.groups[0].settings)}, {seeds} seed(s) each, in {out}/\n"
-        "Equ.T: equal steps; FF.org: free-flow steps, the original method; FF.ours: the same with the framework.",
+        "Equ.T: equal steps; FF.org: free-flow steps, the original method; FF.ours: with the paper's framework; "
+        "FF.flow: with the framework flow.",
         highlight=False,
     )
     if failed := execute_jobs(plan, LocalExecutor("cpu", jobs), console):

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from pydantic import Field
 
+from ffcil.config.earlier import renewed
 from ffcil.config.resolve import (
     RECIPE_FILES,
     check_names,
@@ -36,6 +37,7 @@ SAME_CHOICE = {
     "arrivals.sizes": "arrivals.kind",
     "arrivals.trace": "arrivals.kind",
     "memory.per_class": "memory.budget",
+    "robust": "framework",
 }
 """Fields that cannot be set independently: each is compared with others under the name on the right."""
 Fields = dict[str, Any]
@@ -237,7 +239,7 @@ def cells(study: Study) -> Iterator[Cell]:
         for recipe, method, values, (setting, fields) in grid:
             path = study.data.get(recipe, study.data.get("all"))
             data = None if path is None else Path(path).absolute()
-            yield Cell(recipe, method, setting, (study.set, fields), values, seed, data)
+            yield Cell(recipe, method, setting, (renewed(study.set), renewed(fields)), values, seed, data)
 
 
 def jobs_of(study: Study, out: Path, *, device: str | None = None, logs: Sequence[str] = ()) -> list[Job]:

@@ -1,4 +1,4 @@
-"""Ablations: the original method, the whole framework, and runs with only some parts of the framework."""
+"""Ablations: the original method, whole frameworks, and runs with only some parts of a framework."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ffcil.report.analyse.groups import Group, groups_by_schedule
 from ffcil.report.analyse.tables import Cell, cells_of
 from ffcil.report.read.parts import Parts
-from ffcil.report.read.records import RunRecord, classifiers_of
+from ffcil.report.read.records import WHOLE, RunRecord, classifiers_of
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Ablation:
 
 
 def ablations(runs: Sequence[RunRecord]) -> list[Ablation]:
-    """Ablations of every group and kind of schedule that has a run with some parts of the framework but not all."""
+    """Ablations of every group and kind of schedule that has a run with some parts of a framework but not all."""
     return [
         _ablation(group, schedule, selected)
         for group, schedule, selected in groups_by_schedule(runs)
-        if any(run.parts.name not in ("org", "ours") for run in selected)
+        if any(run.parts.name not in WHOLE for run in selected)
     ]
 
 

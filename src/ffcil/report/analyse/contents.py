@@ -11,7 +11,7 @@ from ffcil.report.analyse.matched import Matched, matched_differences
 from ffcil.report.analyse.overhead import Cost, costs
 from ffcil.report.analyse.sensitivity import FEWEST, SensitivityTable, sensitivities
 from ffcil.report.analyse.sweeps import Sweep, sweeps
-from ffcil.report.analyse.tables import Row, compare
+from ffcil.report.analyse.tables import HEADLINES, Row, compare
 from ffcil.report.read.records import RunRecord, read_runs
 
 
@@ -56,24 +56,24 @@ class Contents:
 
     @property
     def changed(self) -> list[Row]:
-        """Scored rows with a drop or a recovery, without the secondary points of sweeps."""
+        """Scored rows with an effect of free flow or of a framework, without the secondary points of sweeps."""
         scored = [row for row in self.rows if row.scored and row.group.is_main]
-        return [row for row in scored if row.change("FF.org", "average") or row.change("FF.ours", "average")]
+        return [row for row in scored if any(row.change(setting, "average") for setting in HEADLINES)]
 
     @property
     def left_out(self) -> dict[str, str]:
         """Tables and figures that these runs do not allow, with the reason."""
         sweep = "it needs finished runs of one method that differ only in arrivals.{}, with at least two values"
-        pairs = "it needs finished runs with and without the framework that have the same seeds and device"
+        pairs = "it needs finished runs with and without a framework that have the same seeds and device"
         equal = "it needs a finished free-flow run and one of Equ.T with the same class and training seeds"
         several = f"it needs finished runs of one method and one class permutation under {FEWEST} schedules or more"
         reasons = {
-            "comparison": (self.rows, "no run of an original method or of the whole framework is finished"),
+            "comparison": (self.rows, "no run of an original method or of a whole framework is finished"),
             "curves and forgetting": (self.groups, "no run is finished"),
             "drop and recovery": (self.changed, "it needs finished runs of two settings with the same seeds"),
             "alpha": (self.alphas, sweep.format("alpha")),
             "order": (self.orders, sweep.format("order")),
-            "ablation": (self.ablations, "no finished run has only some parts of the framework"),
+            "ablation": (self.ablations, "no finished run has only some parts of a framework"),
             "overhead": (self.costs, pairs),
             "matched difference": (self.matched, equal),
             "arrival sensitivity": (self.sensitivities, several),

@@ -37,7 +37,7 @@ def accuracy_range(runs: Sequence[RunRecord]) -> tuple[float, float]:
 
 
 def seed_schedules(runs: Sequence[RunRecord]) -> dict[str, dict[str, RunRecord]]:
-    """Distinct schedules by seed. FF.org and FF.ours with the same seed share one schedule."""
+    """Distinct schedules by seed. FF.org, FF.ours and FF.flow with the same seed share one schedule."""
     result: dict[str, dict[str, RunRecord]] = {}
     for run in sorted(runs, key=lambda r: r.seeds):
         schedules = result.setdefault(run.seed_label, {})

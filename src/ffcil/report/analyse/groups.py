@@ -8,7 +8,7 @@ from typing import Any
 from ffcil.report.analyse.image_sets import image_sets
 from ffcil.report.read.records import RunRecord, Seeds
 
-PARTS = {"robust", "reduction", "alignment", "ha.use", "ha.identity"}
+PARTS = {"framework", "reduction", "alignment", "ha.use", "ha.identity"}
 """Fields that determine `Parts`."""
 AMOUNTS = {"ha.surrogates", "centre_weight"}
 """Fields of which `Parts` only records whether they are above 0."""
@@ -167,9 +167,12 @@ def conditions(run: RunRecord) -> dict[str, Any]:
             return run.schedule == "FF"
         if name.startswith("diwa."):
             return parts.alignment == "diwa"
-        return parts.ha if name.startswith("ha.") else True
+        return parts.ha if name.startswith("ha.") else not name.startswith("flow.")
 
-    return {name: value for name, value in flatten(run.config).items() if applies(name, value)}
+    fields = {name: value for name, value in flatten(run.config).items() if applies(name, value)}
+    # null in the configuration means a constant, which the run stored, because another version may have another one
+    flow = run.method_facts["framework"].get("flow", {})
+    return fields | {f"flow.{name}": value for name, value in flow.items() if not isinstance(value, bool)}
 
 
 def _split(family: list[RunRecord], title: str, images: int) -> list[Group]:

@@ -1,4 +1,4 @@
-"""The comparison: results in the settings Equ.T, FF.org and FF.ours, and differences between runs with equal seeds."""
+"""The comparison: results in named settings such as Equ.T and FF.org, and differences between runs with equal seeds."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from ffcil.metrics import CountTable, average_accuracy, forgetting, last_accurac
 from ffcil.report.analyse.groups import Group, group_runs
 from ffcil.report.analyse.matched import Partners, matched_of, partners
 from ffcil.report.analyse.statistics import Change
-from ffcil.report.read.records import RunRecord, Seeds, classifiers_of, setting_rank, settings_of
+from ffcil.report.read.records import WHOLE, RunRecord, Seeds, classifiers_of, setting_rank, settings_of
 
 Metric = Literal["average", "last", "forgetting"]
 METRICS: dict[Metric, Callable[[CountTable], float | None]] = {
@@ -21,14 +21,24 @@ METRICS: dict[Metric, Callable[[CountTable], float | None]] = {
 }
 ACCURACIES: tuple[Metric, ...] = ("average", "last")
 """The two accuracies that the paper reports."""
-BASELINES = {"FF.org": "Equ.T", "FF.ours": "FF.org", "Equ.ours": "Equ.T"}
+BASELINES = {
+    "FF.org": "Equ.T",
+    "FF.ours": "FF.org",
+    "FF.flow": "FF.org",
+    "Equ.flow": "Equ.T",
+    "Equ.ours": "Equ.T",
+}
 """Setting with which each setting is compared."""
 CAUSES = {
     "FF.org": "free flow instead of equal steps",
-    "FF.ours": "the framework under free flow",
-    "Equ.ours": "the framework under equal steps",
+    "FF.ours": "the paper's framework under free flow",
+    "FF.flow": "the framework flow under free flow",
+    "Equ.flow": "the framework flow under equal steps",
+    "Equ.ours": "the paper's framework under equal steps",
 }
 """Cause of the difference between a setting and its baseline."""
+HEADLINES = {"FF.org": "free flow", "FF.ours": "the paper's framework", "FF.flow": "flow"}
+"""Settings whose differences from their baselines are drawn and put into words, with short names of the causes."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +120,7 @@ class Effect:
 def compare(runs: Sequence[RunRecord], classifier: str | None = None) -> list[Row]:
     """One row per data set, number of steps, method, condition and classifier; secondary points of sweeps come last.
 
-    Only finished runs of the original method or of the whole framework count. `ablations` covers the other runs.
+    Only finished runs of the original method or of a whole framework count. `ablations` covers the other runs.
     """
     finished = [run for run in runs if run.finished]
     known = {name for run in finished for name in run.tables}
@@ -118,7 +128,7 @@ def compare(runs: Sequence[RunRecord], classifier: str | None = None) -> list[Ro
         raise unknown("classifier", classifier, known)
     rows, equal = [], partners(finished)
     for group in group_runs(finished):
-        whole = [run for run in group.runs if run.parts.name in ("org", "ours")]
+        whole = [run for run in group.runs if run.parts.name in WHOLE]
         for name in classifiers_of(whole):
             if classifier in (None, name):
                 rows.append(_row(group, [run for run in whole if name in run.tables], name, equal))

@@ -1,18 +1,31 @@
-"""Parts of the paper's framework that a run used, and the names of their combinations."""
+"""Parts of the frameworks that a run used, and the names of their combinations."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from ffcil.config.flow import FLOW_PARTS
+
+FLOW_NAMES = {
+    "adjust": "adjusted loss",
+    "enough": "minimum of classes",
+    "min_steps": "minimum of optimiser steps",
+    "comparable": "comparable scores",
+    "shared_ridge": "shared ridge",
+}
+"""Names of the parts of flow in tables."""
+
 
 @dataclass(frozen=True)
 class Parts:
-    """Parts of the framework that were on."""
+    """Parts of the frameworks that were on."""
 
     cwm: bool
     """Whether losses were reduced by the class-wise mean."""
     alignment: str
     """`own` (that of the original method), `none`, `wa` or `diwa`."""
+    aligned: bool
+    """Whether the head was aligned after training."""
     ha: bool
     """Whether Head-Agnostic Alignment was trained."""
     surrogates: bool
@@ -21,6 +34,8 @@ class Parts:
     """Whether HA used the identity term."""
     centre: bool
     """Whether the centre loss was used."""
+    flow: tuple[str, ...] = ()
+    """Parts of flow that were on, by the name of their field."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any], method: Mapping[str, Any]) -> Self:
@@ -30,25 +45,46 @@ class Parts:
         return cls(
             cwm=framework["reduction"] == "class_wise_mean",
             alignment="own" if alignment == method["own_alignment"] else alignment,
+            aligned=alignment != "none",
             ha=use_ha,
             surrogates=use_ha and ha.get("surrogates", 1) > 0,
             identity=use_ha and ha.get("identity", True),
             centre=config.get("centre_weight", 0) > 0,
+            flow=tuple(name for name in FLOW_PARTS if name in framework.get("flow", {})),
         )
 
     @property
     def name(self) -> str:
-        """`org` for the original method, `ours` for the whole framework, otherwise the list of parts: `CWM + WA`."""
+        """`org` for the original method, `ours` for the paper's framework, `flow`, otherwise the parts: `CWM + WA`."""
+        flow = self.flow_names
         parts = ["CWM"] if self.cwm else []
-        parts += {"none": ["no alignment"], "wa": ["WA"], "diwa": ["DIWA"]}.get(self.alignment, [])
+        if not (flow and flow[0].startswith("flow")):  # flow implies no alignment
+            parts += {"none": ["no alignment"], "wa": ["WA"], "diwa": ["DIWA"]}.get(self.alignment, [])
         if self.ha:
             inner = {"surrogates": self.surrogates, "identity": self.identity}
             missing = [word for word, used in inner.items() if not used]
             parts.append(f"HA without {' and '.join(missing)}" if missing else "HA")
         parts += ["centre loss"] if self.centre else []
-        if not parts:
+        if not parts + flow:
             return "org"
-        return "ours" if parts in (["CWM", "DIWA"], ["CWM", "HA"]) else " + ".join(parts)
+        return "ours" if parts + flow in (["CWM", "DIWA"], ["CWM", "HA"]) else " + ".join([*flow, *parts])
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether a part was on that only pre-trained methods have."""
+        return self.ha or any(FLOW_PARTS[name].pretrained for name in self.flow)
+
+    @property
+    def flow_names(self) -> list[str]:
+        """`flow` if all its parts that apply to this kind of method are on, `flow without ...` if all but one are."""
+        if not self.flow:
+            return []
+        missing = [
+            name for name, part in FLOW_PARTS.items() if part.pretrained == self.pretrained and name not in self.flow
+        ]
+        if self.aligned or len(missing) > 1:
+            return [FLOW_NAMES[name] for name in self.flow]
+        return [f"flow without {FLOW_NAMES[missing[0]]}" if missing else "flow"]
 
     @property
     def label(self) -> str:
@@ -59,6 +95,7 @@ class Parts:
 
     @property
     def rank(self) -> tuple[Any, ...]:
-        """Sort key: the original method first, the whole framework last, fewer parts before more."""
+        """Sort key: the original method first, then fewer parts before more, the paper's framework, parts of flow."""
         name = self.name
-        return (name == "ours", name != "org", self.ha, self.cwm, self.alignment != "own", name)
+        parts = (self.ha, self.cwm, self.alignment != "own", len(self.flow))
+        return (name == "flow", bool(self.flow), name == "ours", name != "org", *parts, name)

@@ -10,8 +10,10 @@ from ffcil.runs.folder import RunFolder, find_folders
 from ffcil.runs.published import SUFFIX, find_published, load_published
 from ffcil.runs.stored import StoredRun
 
-SETTINGS = ("Equ.T", "FF.org", "FF.ours", "Equ.ours")
-"""Settings that the paper compares, in the order of tables and figures."""
+SETTINGS = ("Equ.T", "FF.org", "FF.ours", "FF.flow", "Equ.flow", "Equ.ours")
+"""Settings that have a name, in the order of tables and figures: the paper's three, then ours."""
+WHOLE = ("org", "ours", "flow")
+"""Names of `Parts` that are a whole: the original method, the paper's framework, and flow."""
 
 OWN_IMAGES = {"folder", "parquet", "csv"}
 """Data sets that are a form of files, not a certain set of images."""
@@ -78,7 +80,7 @@ class RunRecord(StoredRun):
 
     @property
     def parts(self) -> Parts:
-        """Parts of the paper's framework that were on."""
+        """Parts of the frameworks that were on."""
         return Parts.of(self.config, self.method_facts)
 
     @property
@@ -89,12 +91,11 @@ class RunRecord(StoredRun):
 
     @property
     def setting(self) -> str:
-        """The paper's name for the schedule and the framework; `FF with CWM` if only some parts are on."""
+        """Name of schedule and framework: `FF.org`, `FF.flow`; `FF with CWM` if only some parts are on."""
         schedule, parts = self.schedule, self.parts.name
-        names = {"org": schedule, "ours": f"{schedule}, robust"}
-        if schedule in ("Equ", "FF"):
-            names = {"org": "Equ.T" if schedule == "Equ" else "FF.org", "ours": f"{schedule}.ours"}
-        return names.get(parts, f"{schedule} with {parts}")
+        if parts == "org":
+            return {"Equ": "Equ.T", "FF": "FF.org"}.get(schedule, schedule)
+        return f"{schedule}.{parts}" if parts in WHOLE else f"{schedule} with {parts}"
 
     @property
     def scored(self) -> str | None:

@@ -2,7 +2,14 @@
 
 from ffcil.report.read.records import RunRecord
 
-SETTING_COLOURS = {"Equ.T": "#3f8fd2", "FF.org": "#e0662f", "FF.ours": "#12a17a", "Equ.ours": "#a874c9"}
+SETTING_COLOURS = {
+    "Equ.T": "#3f8fd2",
+    "FF.org": "#e0662f",
+    "FF.ours": "#12a17a",
+    "FF.flow": "#b5306e",
+    "Equ.flow": "#6d5bd0",
+    "Equ.ours": "#a874c9",
+}
 PART_COLOURS = {
     "CWM": "#c9a227",
     "DIWA": "#9c6b3f",
@@ -21,4 +28,4 @@ def colour(setting: str) -> str:
 
 def schedule_colour(run: RunRecord) -> str:
     """Colour of the original method's setting with the schedule of this run."""
-    return colour({"Equ.ours": "Equ.T", "FF.ours": "FF.org"}.get(run.setting, run.setting))
+    return colour({"Equ": "Equ.T", "FF": "FF.org"}.get(run.schedule, run.schedule))

@@ -17,7 +17,7 @@ from ffcil.report.analyse.groups import Group, count, group_runs
 from ffcil.report.analyse.overhead import TIMES, Cost
 from ffcil.report.analyse.sensitivity import SensitivityTable
 from ffcil.report.analyse.sweeps import Sweep
-from ffcil.report.analyse.tables import Metric, Row
+from ffcil.report.analyse.tables import HEADLINES, Metric, Row
 from ffcil.report.read.records import RunRecord, classifiers_of, settings_of
 from ffcil.report.render.colours import colour, schedule_colour
 from ffcil.report.render.text import TEX_SYMBOLS
@@ -106,25 +106,36 @@ def _draw_schedules(axes: Axes, schedules: dict[str, RunRecord]) -> None:
 
 
 def plot_changes(rows: Sequence[Row], *paths: Path | str) -> Path:
-    """Draw drop and recovery of every scored row. Bars are means, dots pairs of runs, whiskers t intervals."""
-    settings = {"FF.org": "drop", "FF.ours": "recovery"}
-    shown = [row for row in rows if row.scored and any(row.change(setting, "last") for setting in settings)]
+    """Draw the effects of free flow and of the frameworks on every scored row.
+
+    Bars are means, dots pairs of runs, whiskers t intervals.
+    """
+    shown = [row for row in rows if row.scored and any(row.change(setting, "last") for setting in HEADLINES)]
+    settings = [setting for setting in HEADLINES if any(row.change(setting, "last") for row in shown)]
+    height = 0.72 / len(settings)
     figure = _new_figure(paths, (9.6, 1.4 + 0.62 * len(shown)))
     panels = _named_panels(figure, [f"{row.label}\n{row.data_label}" for row in shown])
     for axes, (metric, symbol) in zip(panels, TEX_SYMBOLS.items(), strict=True):
-        for k, (setting, name) in enumerate(settings.items()):
+        for k, setting in enumerate(settings):
             for place, row in enumerate(shown):
                 change = row.change(setting, metric)
                 if change is None:
                     continue
                 error = [[side] for side in change.whiskers] if any(change.whiskers) else None
-                y = place + 0.36 * k - 0.18
-                axes.barh(y, change.value, 0.34, color=colour(setting), alpha=0.8, xerr=error, ecolor="0.25", capsize=2)
+                y = place + (k - (len(settings) - 1) / 2) * height
+                bar: dict[str, Any] = {
+                    "color": colour(setting),
+                    "alpha": 0.8,
+                    "xerr": error,
+                    "ecolor": "0.25",
+                    "capsize": 2,
+                }
+                axes.barh(y, change.value, 0.94 * height, **bar)
                 axes.plot(change.differences, [y] * change.pairs, ".", color="0.2", markersize=4, zorder=3)
-            axes.barh(0, 0, color=colour(setting), alpha=0.8, label=name)  # entry of the legend
+            axes.barh(0, 0, color=colour(setting), alpha=0.8, label=HEADLINES[setting])  # entry of the legend
         axes.axvline(0, color="0.3", linewidth=0.8)
         axes.set_xlabel(f"Change of {symbol} (points)")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False, fontsize=8)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper right", ncols=3, frameon=False, fontsize=8)
     return _save(figure, paths)
 
 

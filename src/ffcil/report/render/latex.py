@@ -44,11 +44,16 @@ def comparison_latex(rows: Sequence[Row]) -> str:
 
 
 def ablation_latex(ablations: Sequence[Ablation]) -> str:
-    """The paper's Table 2: choices of parts in lines, methods in columns, each with its number of runs."""
+    """The paper's Table 2: choices of parts in lines, methods in columns, each with its number of runs.
+
+    A column names the parts of flow, if any run has one.
+    """
     blocks: dict[tuple[str, bool], list[Ablation]] = {}
     for one in ablations:
-        blocks.setdefault((one.data_label, any(parts.ha for parts in one.cells)), []).append(one)
-    return _render("ablation.tex", blocks=blocks, across=max(map(len, blocks.values()), default=1))
+        blocks.setdefault((one.data_label, any(parts.pretrained for parts in one.cells)), []).append(one)
+    with_flow = any(parts.flow for one in ablations for parts in one.cells)
+    across = max(map(len, blocks.values()), default=1)
+    return _render("ablation.tex", blocks=blocks, across=across, with_flow=with_flow)
 
 
 def matched_latex(matched: Sequence[Matched]) -> str:

@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from ffcil.report.analyse import curves, groups, overhead, statistics, tables
 from ffcil.report.analyse.contents import Contents
 from ffcil.report.analyse.groups import Group, count
-from ffcil.report.analyse.tables import ACCURACIES, Effect, Row, effects
+from ffcil.report.analyse.tables import ACCURACIES, HEADLINES, Effect, Row, effects
 from ffcil.report.read import records
 from ffcil.report.read.records import RunRecord, settings_of
 from ffcil.report.render import matched, page_runs, sensitivity, specs, text
@@ -90,10 +90,10 @@ def what_was_run(contents: Contents) -> list[str]:
 
 
 def headlines(rows: Sequence[Row]) -> list[tuple[Row, list[Effect]]]:
-    """Scored rows with the effects of free flow, and of the framework under free flow, on both accuracies."""
+    """Scored rows with the effects of free flow, and of the frameworks under free flow, on both accuracies."""
     found: dict[Row, list[Effect]] = {}
     for effect in effects([row for row in rows if row.scored and row.group.is_main]):
-        if effect.setting in ("FF.org", "FF.ours") and len(effect.changes) == len(ACCURACIES):
+        if effect.setting in HEADLINES and len(effect.changes) == len(ACCURACIES):
             found.setdefault(effect.row, []).append(effect)
     return list(found.items())
 

@@ -17,7 +17,7 @@ from ffcil.report.analyse.overhead import Cost
 from ffcil.report.analyse.sensitivity import Sensitivity
 from ffcil.report.analyse.statistics import T_INTERVAL, Change
 from ffcil.report.analyse.sweeps import Sweep
-from ffcil.report.analyse.tables import Metric, Row
+from ffcil.report.analyse.tables import HEADLINES, Metric, Row
 from ffcil.report.read.records import RunRecord, settings_of
 from ffcil.report.render.colours import OTHER_COLOUR, colour, schedule_colour
 from ffcil.report.render.text import HTML_SYMBOLS, interval_text
@@ -140,14 +140,15 @@ def _class_hover(point: ClassPoint) -> str:
 
 
 def change_spec(rows: Sequence[Row], metric: Metric) -> Spec:
-    """Effects of free flow and of the framework in points, with intervals over pairs of runs."""
-    settings = {"FF.org": "free flow", "FF.ours": "framework"}
-    shown = [row for row in rows if row.scored and any(row.change(setting, metric) for setting in settings)]
+    """Effects of free flow and of the frameworks in points, with intervals over pairs of runs."""
+    shown = [row for row in rows if row.scored and any(row.change(setting, metric) for setting in HEADLINES)]
     several = len({row.data_label for row in shown}) > 1
     names = [_lines(row.group.title, row.data_label if several else "", row.group.label) for row in shown]
     traces = []
-    for setting, name in settings.items():
+    for setting, name in HEADLINES.items():
         changes = [row.change(setting, metric) for row in shown]
+        if not any(changes):
+            continue
         spans = [change.whiskers if change else (0.0, 0.0) for change in changes]
         error = _whiskers([below for below, _ in spans], [above for _, above in spans])
         bar: Spec = {"type": "bar", "orientation": "h", "y": names, "name": name, "marker": {"color": colour(setting)}}

@@ -1,0 +1,29 @@
+"""The parts of the framework `flow` and their constants. No other place has these constants."""
+
+from typing import NamedTuple
+
+
+class FlowPart(NamedTuple):
+    """One part of `flow`."""
+
+    on: float
+    """Value of its field under `framework=flow`."""
+    off: float
+    """Value that leaves the method as it is."""
+    pretrained: bool
+    """Whether it applies to methods with a pre-trained backbone; else to methods that train from scratch."""
+
+
+FLOW_PARTS = {
+    "adjust": FlowPart(1.5, 0.0, pretrained=False),
+    "enough": FlowPart(5, 1, pretrained=True),
+    "min_steps": FlowPart(100, 1, pretrained=True),
+    "comparable": FlowPart(True, False, pretrained=True),
+    "shared_ridge": FlowPart(True, False, pretrained=True),
+}
+"""The parts by the name of their field."""
+
+
+def meaning_of_null(part: str) -> str:
+    """What null means, for the help text of a part."""
+    return f"null: {FLOW_PARTS[part].on:g} if `framework` is `flow`, else {FLOW_PARTS[part].off:g}."
