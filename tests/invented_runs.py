@@ -162,13 +162,13 @@ def write_schedules(
     `level(schedule, framework, seed)` is the number of correct predictions of IMAGES for every class at every step.
     """
     for (name, (sizes, drawn)), framework, seed in itertools.product(SCHEDULES.items(), ("none", "flow"), seeds):
-        kind = (name != "equal", framework)
+        kind, hits = (name != "equal", framework), level(name, framework, seed)
         arrivals = {key: value for key, value in drawn.items() if key != "seed"}
         write_run(
             folder / f"{name}-{framework}-{seed}".replace(", ", "-"),
             next(setting for setting, known in SETTINGS.items() if known == kind),
             seed,
-            lambda *_, n=level(name, framework, seed): n,
+            lambda *_, n=hits: n,
             sizes=sizes,
             drawn=drawn,
             arrivals=arrivals,
