@@ -3,9 +3,10 @@
     python benchmarks/same_results.py write PLACE   # with the version that is trusted
     python benchmarks/same_results.py check PLACE   # with the version that is to give the same
 
-Every method runs on glyphs on the CPU: two seeds, with and without the framework. Compared are the records (without
-times), the confusion counts and, through `Classifier`, the scores of test images. `check` also opens what `write` left:
-finished run folders; interrupted run folders, which must resume; saved classifiers, which must learn one more step.
+Every method runs on glyphs on the CPU: two seeds, with and without the paper's framework. Compared are the records
+(without times), the confusion counts and, through `Classifier`, the scores of test images. `check` also opens what
+`write` left: finished run folders; interrupted run folders, which must resume; saved classifiers, which must learn one
+more step.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def digest(content: bytes) -> str:
 
 
 def settings(method: str, robust: bool, seed: int) -> dict[str, Any]:
+    """Fields of a case. `robust`, which all versions read, is the paper's framework."""
     phase = {"epochs": 2}
     return {
         "method": method,

@@ -5,7 +5,7 @@ Hayes & Kanan, "Lifelong Machine Learning with Deep Streaming Linear Discriminan
 A method on a pre-trained network, in one file. It is used without installing it or editing another file:
 
     ffcil methods --import examples/my_pretrained_method.py
-    ffcil run glyphs --import examples/my_pretrained_method.py --set method=slda --set robust=true
+    ffcil run glyphs --import examples/my_pretrained_method.py --set method=slda --set framework=paper
 """
 
 from typing import Any, ClassVar

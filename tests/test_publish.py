@@ -101,6 +101,12 @@ def test_what_is_not_published(tmp_path: Path) -> None:
     path = write_published(tmp_path, "a")
     content = path.read_bytes()
     assert publish(tmp_path / "runs" / "a", tmp_path / "results") == path  # The same run may be published again.
+    earlier = json.loads(content)
+    earlier["config"]["robust"] = earlier["config"].pop("framework") == "paper"
+    path.write_text(json.dumps(earlier))  # as the version with `robust` published it
+    assert load_run(path).config == load_run(tmp_path / "runs" / "a").config
+    publish(tmp_path / "runs" / "a", tmp_path / "results")
+    assert path.read_bytes() == content
     other = write_run(tmp_path / "others" / "a", "FF.org", 1, random_hits("FF.org", 1))
     with pytest.raises(InputError, match="holds another run"):
         publish(other, tmp_path / "results")

@@ -169,6 +169,24 @@ def test_numbers_of_surrogates_and_centre_weights_separate_runs(tmp_path: Path) 
     }
 
 
+def test_strengths_of_flow_separate_runs(tmp_path: Path) -> None:
+    """The strength is the one that the run stored: null in a configuration, or the same value given."""
+    for seed, strength, given in ((0, 1.5, None), (1, 1.5, 1.5), (0, 1.0, 1.0)):
+        folder = tmp_path / f"{strength}-{seed}"
+        hits = random_hits("FF.flow", seed)
+        write_run(folder, "FF.flow", seed, hits, classifiers=ONE, flow={"adjust": given, "enough": None})
+        facts = json.loads((folder / "method.json").read_text())
+        facts["framework"]["flow"]["adjust"] = strength
+        (folder / "method.json").write_text(json.dumps(facts))
+        if strength == 1.5:
+            write_run(tmp_path / f"org-{seed}", "FF.org", seed, random_hits("FF.org", seed), classifiers=ONE)
+    rows = compare(load_runs(tmp_path))
+    assert {row.group.label: {name: cell.runs for name, cell in row.cells.items()} for row in rows} == {
+        "flow.adjust 1": {"FF.org": 2, "FF.flow": 1},
+        "flow.adjust 1.5": {"FF.org": 2, "FF.flow": 2},
+    }
+
+
 def test_methods_with_equal_titles_are_distinguished(tmp_path: Path) -> None:
     for method, hits in (("icarl", 5), ("mine", 15)):
         folder = write_run(tmp_path / method, "FF.org", 0, lambda *_, n=hits: n, method=method, classifiers=ONE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv as csv_format
 import io
 import itertools
+import json
 import statistics
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,20 @@ def test_latex_of_an_ablation_marks_its_parts(tmp_path: Path) -> None:
         ["\\checkmark", "own", "$\\times$"],
         ["\\checkmark", "$\\times$", "\\checkmark"],
     ]
+
+
+def test_an_ablation_names_the_parts_of_flow(tmp_path: Path) -> None:
+    ablated(tmp_path)
+    for name in ("flow", "wa"):
+        write_run(tmp_path / name, "FF.flow", 0, random_hits("FF.flow", 0), classifiers=ONE)
+    facts = json.loads((tmp_path / "wa" / "method.json").read_text())
+    facts["framework"]["alignment"] = facts["own_alignment"]
+    (tmp_path / "wa" / "method.json").write_text(json.dumps(facts))
+    made = ablations(load_runs(tmp_path))
+    assert [parts.label for parts in made[0].cells] == ["original", "CWM", "CWM + DIWA", "adjusted loss", "flow"]
+    rows = table_rows(ablation_latex(made))
+    assert {width(row) for row in rows} == {8}  # four parts and those of flow, two accuracies, n
+    assert [row[4].strip() for row in rows[2:]] == ["", "", "", "adjusted loss", "flow"]
 
 
 def test_an_ablation_over_other_seeds_shows_its_pairs(tmp_path: Path) -> None:

@@ -57,6 +57,26 @@ def test_comparison_agrees_with_plain_sums(study: Path) -> None:
             )
 
 
+def test_both_frameworks_are_compared_with_the_original_method(tmp_path: Path) -> None:
+    settings = ("Equ.flow", "FF.flow", "Equ.T", "FF.ours", "FF.org")
+    for setting in settings:
+        for seed in (0, 1):
+            folder = tmp_path / f"{setting}-{seed}"
+            write_run(folder, setting, seed, random_hits(setting, seed), classifiers=("linear",))
+    rows = compare(load_runs(tmp_path))
+    assert [list(row.cells) for row in rows] == [["Equ.T", "FF.org", "FF.ours", "FF.flow", "Equ.flow"]]
+    for setting, versus in (("FF.ours", "FF.org"), ("FF.flow", "FF.org"), ("Equ.flow", "Equ.T")):
+        for i, metric in enumerate(("average", "last")):
+            change = rows[0].change(setting, metric)  # type: ignore[arg-type]
+            truth = [naive(setting, seed, "linear")[i] - naive(versus, seed, "linear")[i] for seed in (0, 1)]
+            assert change is not None
+            assert (change.value, change.versus) == (pytest.approx(statistics.mean(truth)), versus)
+    page = write_page(load_runs(tmp_path), tmp_path / "report.html").read_text()
+    assert "under free flow, using the framework flow" in page
+    for setting in settings:
+        assert f"<dt>{setting}</dt>" in page
+
+
 def test_classifier_can_be_chosen(study: Path) -> None:
     runs = load_runs(study)
     assert [row.classifier for row in compare(runs, "nearest-mean")] == ["nearest-mean"]
