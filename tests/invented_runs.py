@@ -47,14 +47,18 @@ def write_run(
     done: bool = True,
     sizes: tuple[int, ...] | None = None,
     steps: int | None = None,
+    drawn: dict[str, Any] | None = None,
     **config: Any,
 ) -> Path:
-    """Write a run folder. `hits(classifier, step, class)` is the number of correct predictions of IMAGES."""
+    """Write a run folder. `hits(classifier, step, class)` is the number of correct predictions of IMAGES.
+
+    `drawn` has further fields of arrivals.json.
+    """
     free, framework = SETTINGS[setting]
     sizes = sizes or (FREE_FLOW[seed] if free else (2, 2, 2, 2))
     seeds = {"class_seed": seed, "arrival_seed": seed, "train_seed": seed}
     config = {"dataset": "glyphs", "method": method, "framework": framework, "train": {"epochs": 3}} | seeds | config
-    arrivals = {"sizes": sizes, "kind": "free-flow" if free else "equal", "seed": seed}
+    arrivals = {"sizes": sizes, "kind": "free-flow" if free else "equal", "seed": seed} | (drawn or {})
     environment = {"device": "cpu", "torch": "2.12", "command": f"ffcil run {folder.name} --seed {seed}"}
     (folder / "counts").mkdir(parents=True)
     lines = []
@@ -135,4 +139,39 @@ def write_sweep(folder: Path) -> Path:
         for setting, seed in itertools.product(("FF.org", "FF.ours"), seeds):
             name = f"{setting}-{alpha}-{order}-{seed}"
             write(name, setting, seed, kind="free-flow", alpha=alpha, order=order)
+    return folder
+
+
+SCHEDULES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "equal": ((2, 2, 2, 2), {"kind": "equal"}),
+    "jumbled, seed 0": ((1, 4, 1, 2), {"kind": "free-flow", "order": "jumbled", "seed": 0}),
+    "jumbled, seed 1": ((3, 1, 3, 1), {"kind": "free-flow", "order": "jumbled", "seed": 1}),
+    "jumbled, seed 2": ((2, 1, 1, 4), {"kind": "free-flow", "order": "jumbled", "seed": 2}),
+    "ascending": ((1, 1, 2, 4), {"kind": "free-flow", "order": "ascending", "seed": 0}),
+    "descending": ((4, 2, 1, 1), {"kind": "free-flow", "order": "descending", "seed": 0}),
+    "trickle": ((2, 2, 1, 1, 1, 1), {"kind": "trickle"}),
+}
+"""Seven schedules of eight classes: sizes, and fields of arrivals.json."""
+
+
+def write_schedules(
+    folder: Path, level: Callable[[str, str, int], int], seeds: tuple[int, ...] = (0, 1), **fields: Any
+) -> Path:
+    """Write runs of seven schedules without a framework and with flow.
+
+    `level(schedule, framework, seed)` is the number of correct predictions of IMAGES for every class at every step.
+    """
+    for (name, (sizes, drawn)), framework, seed in itertools.product(SCHEDULES.items(), ("none", "flow"), seeds):
+        kind, hits = (name != "equal", framework), level(name, framework, seed)
+        arrivals = {key: value for key, value in drawn.items() if key != "seed"}
+        write_run(
+            folder / f"{name}-{framework}-{seed}".replace(", ", "-"),
+            next(setting for setting, known in SETTINGS.items() if known == kind),
+            seed,
+            lambda *_, n=hits: n,
+            sizes=sizes,
+            drawn=drawn,
+            arrivals=arrivals,
+            **{"arrival_seed": drawn.get("seed", 0)} | fields,
+        )
     return folder

@@ -18,7 +18,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from ffcil.arrivals import Arrivals, equal_arrivals, free_flow, from_trace, given_arrivals, half_arrivals
+from ffcil.arrivals import (
+    Arrivals,
+    equal_arrivals,
+    free_flow,
+    from_trace,
+    given_arrivals,
+    half_arrivals,
+    trickle_arrivals,
+)
 from ffcil.errors import InputError
 
 quick = settings(deadline=None, max_examples=80)
@@ -56,9 +64,31 @@ def test_half_starts_with_half_of_the_classes() -> None:
     assert half_arrivals(2, 2).sizes == (1, 1)
 
 
+def test_trickle_ends_with_half_of_the_classes_one_at_a_time() -> None:
+    assert trickle_arrivals(100, 10).sizes == (10,) * 5 + (1,) * 50
+    assert trickle_arrivals(196, 10).sizes == (20, 20, 20, 19, 19) + (1,) * 98
+    assert trickle_arrivals(7, 3).sizes == (2, 2, 1, 1, 1)
+    assert trickle_arrivals(1, 1).sizes == (1,)
+
+
+@each(st.integers(1, 500), st.data())
+@quick
+def test_trickle_is_possible_wherever_equal_steps_are(classes: int, data: st.DataObject) -> None:
+    steps = data.draw(st.integers(1, classes))
+    sizes = trickle_arrivals(classes, steps).sizes
+    first, last = sizes[: len(sizes) - classes // 2], sizes[len(sizes) - classes // 2 :]
+    assert sum(sizes) == classes
+    assert set(last) <= {1}
+    assert len(first) == (steps + 1) // 2
+    assert max(first) - min(first) <= 1
+
+
 @pytest.mark.parametrize(
     ("make", "classes", "steps"),
-    [(equal_arrivals, 5, 6), (equal_arrivals, 1, 2), (half_arrivals, 10, 7), (half_arrivals, 3, 9)],
+    [
+        *((equal_arrivals, 5, 6), (equal_arrivals, 1, 2), (half_arrivals, 10, 7), (half_arrivals, 3, 9)),
+        (trickle_arrivals, 5, 6),
+    ],
 )
 def test_too_many_steps_are_an_error_with_the_possible_number(make: Any, classes: int, steps: int) -> None:
     with pytest.raises(InputError) as error:

@@ -97,6 +97,7 @@ def test_arrivals_of_other_kinds(ffcil: Command, tmp_path: Path) -> None:
     for arguments, sizes in [
         (["--kind", "equal", "--classes", "10", "--steps", "3"], [4, 3, 3]),
         (["--kind", "half", "--classes", "10", "--steps", "6"], [5, 1, 1, 1, 1, 1]),
+        (["--kind", "trickle", "--classes", "6", "--steps", "4"], [2, 1, 1, 1, 1]),
         (["--sizes", "3,1,2"], [3, 1, 2]),
         (["--sizes", "3,1,2", "--order", "ascending"], [1, 2, 3]),
         (["--trace", str(trace), "--window", "2"], [2, 1]),

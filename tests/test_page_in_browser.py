@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ffcil.report import load_runs, write_page
-from invented_runs import random_hits, write_run
+from invented_runs import SCHEDULES, random_hits, write_run, write_schedules
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -111,7 +111,23 @@ def test_opened_details_draw_their_figures(browser: Any, path: Path) -> None:
     assert "ffcil run" in details.locator("pre").nth(1).inner_text()
     closed = page.locator("details.group:not([open])").first
     closed.locator("summary").first.click()
-    page.wait_for_selector("details.group:nth-of-type(2) .plot .main-svg")
+    page.locator("details.group").nth(1).locator(".plot .main-svg").first.wait_for()
+    assert opened.errors == []
+    page.close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_lines_of_arrival_sensitivity_are_drawn(browser: Any, tmp_path: Path, width: int) -> None:
+    write_schedules(tmp_path, lambda schedule, framework, seed: 5 + len(schedule))
+    opened = Opened(browser, write_page(load_runs(tmp_path), tmp_path / "report.html"), width, "light")
+    page = opened.page
+    drawn = page.evaluate(
+        "document.querySelector('#sensitivity ~ figure .plot').data.map(trace => [trace.name, trace.y])"
+    )
+    heights = [5.0 * (5 + len(schedule)) for schedule in SCHEDULES]
+    assert [y for _, y in drawn] == [heights] * 6  # two permutations and their mean, for two frameworks
+    assert [name for name, _ in drawn if name] == ["none: range 50.00", "flow: range 50.00"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert opened.errors == []
     page.close()
 

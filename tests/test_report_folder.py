@@ -21,7 +21,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_report_has_all_tables_and_figures_that_the_runs_allow(sweep: Path, tmp_path: Path) -> None:
     contents = Contents.from_runs(load_runs(sweep))
-    assert set(contents.left_out) == {"ablation"}
+    assert set(contents.left_out) == {"ablation", "arrival sensitivity"}
     written = write_report(contents, tmp_path, command="ffcil report there")
     names = {path.relative_to(tmp_path).as_posix() for path in written}
     assert names == {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
@@ -36,6 +36,7 @@ def test_report_has_all_tables_and_figures_that_the_runs_allow(sweep: Path, tmp_
         ),
     }
     assert {"table.md", "table.tex", "table.csv", "evidence.md", "evidence.csv", "report.html"} < names
+    assert {"matched.md", "matched.tex", "matched.csv", "matched.json"} < names
     page = (tmp_path / "report.html").read_text()
     assert "ffcil report there" in page
     assert "ablation: no finished run has only some parts of a framework." in page

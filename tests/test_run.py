@@ -397,6 +397,7 @@ def test_wrong_settings_are_named_before_training(
     [
         ({"kind": "equal", "steps": 4, "classes": None}, [2, 2, 1, 1]),
         ({"kind": "half", "steps": 4, "classes": None}, [3, 1, 1, 1]),
+        ({"kind": "trickle", "steps": 3, "classes": None}, [2, 1, 1, 1, 1]),
         ({"kind": "equal", "steps": 2, "classes": 4}, [2, 2]),
         ({"steps": 3, "smallest": 2, "largest": 2, "order": "ascending", "classes": None}, [2, 2, 2]),
     ],

@@ -38,7 +38,7 @@ def by_label(made: list[Job]) -> dict[str, Job]:
 
 
 def test_the_tables_and_figures_of_the_paper_exist() -> None:
-    assert sorted([*PAPER, "demo"]) == study_names()
+    assert sorted([*PAPER, "demo", "sensitivity"]) == study_names()
     # Data sets x methods x (settings of the paper + those of flow) x seeds, the former counted in the paper.
     assert len(jobs("table-main")) == (2 * 4 + 2 * 4) * (3 + 2) * 5
     assert len(jobs("table-ablation")) == (2 * (4 + 4) + 2 * 6 + 2 * 7) * 5
@@ -47,7 +47,7 @@ def test_the_tables_and_figures_of_the_paper_exist() -> None:
     assert len(jobs("figure-overhead")) == (4 * (2 + 1) + 4 * (3 + 1)) * 3
 
 
-@pytest.mark.parametrize("name", PAPER)
+@pytest.mark.parametrize("name", [*PAPER, "sensitivity"])
 def test_every_study_resolves_on_the_embedded_data_set(name: str) -> None:
     made = jobs(name, datasets=["glyphs"])
     assert {job.config.dataset for job in made} == {"glyphs"}
@@ -159,6 +159,15 @@ def test_settings_override_assigned_fields() -> None:
         jobs("figure-alpha", assignments=["arrivals.alpha=1"])
     with pytest.raises(InputError, match=r"Unknown field 'train.bach'"):
         jobs("table-main", assignments=["train.bach=1"])
+
+
+def test_a_setting_may_have_its_own_seed(tmp_path: Path) -> None:
+    content = load_study("demo").model_dump(mode="json")
+    content["groups"][0]["settings"]["FF.org"]["arrival_seed"] = 9
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
+    for job in jobs(str(tmp_path / "mine.yaml"), seeds=[3]):
+        arrival_seed = 9 if job.label == "FF.org" else 3
+        assert (job.config.class_seed, job.config.arrival_seed, job.config.train_seed) == (3, arrival_seed, 3)
 
 
 def test_budget_and_per_class_count_as_one_field(tmp_path: Path) -> None:

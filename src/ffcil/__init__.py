@@ -16,6 +16,7 @@ _HOME = {
     "from_trace": "ffcil.arrivals",
     "given_arrivals": "ffcil.arrivals",
     "half_arrivals": "ffcil.arrivals",
+    "trickle_arrivals": "ffcil.arrivals",
     "ImageSet": "ffcil.data.image_set",
     "load_dataset": "ffcil.data.sources",
     "dataset_of": "ffcil.data.sources",

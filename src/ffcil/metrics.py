@@ -136,6 +136,23 @@ def last_accuracy(table: CountTable) -> float:
     return _accuracy(table.counts[-1])
 
 
+def matched_difference(table: CountTable, reference: CountTable) -> float:
+    """Mean over the steps of A_t minus the accuracy of the reference at the same number of classes seen.
+
+    A_t falls with the number of classes seen whatever the learner does, so the average accuracies of two schedules
+    differ even for one and the same learner. Here the two are compared at equal numbers of classes. The reference is
+    linear between its steps and 100 % at one class, which cannot be confused with another. Steps without test images
+    are ignored.
+    """
+    if table.seen[-1] > reference.seen[-1]:
+        raise InputError(
+            f"The reference has {reference.seen[-1]} of {table.seen[-1]} classes: give one that has seen all of them."
+        )
+    points = {1: 100.0} | {n: a for n, a in zip(reference.seen, curve(reference), strict=True) if not np.isnan(a)}
+    matched = np.interp(table.seen, list(points), list(points.values()))
+    return _mean(np.array(curve(table)) - matched)
+
+
 def step_accuracy(table: CountTable) -> Floats:
     """Accuracy after step t on the classes that arrived at step j, [T, T].
 

@@ -1,5 +1,21 @@
 """Arrivals: how many new classes each step brings."""
 
-from ffcil.arrivals.schedule import Arrivals, equal_arrivals, free_flow, from_trace, given_arrivals, half_arrivals
+from ffcil.arrivals.schedule import (
+    Arrivals,
+    equal_arrivals,
+    free_flow,
+    from_trace,
+    given_arrivals,
+    half_arrivals,
+    trickle_arrivals,
+)
 
-__all__ = ["Arrivals", "equal_arrivals", "free_flow", "from_trace", "given_arrivals", "half_arrivals"]
+__all__ = [
+    "Arrivals",
+    "equal_arrivals",
+    "free_flow",
+    "from_trace",
+    "given_arrivals",
+    "half_arrivals",
+    "trickle_arrivals",
+]

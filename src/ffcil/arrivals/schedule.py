@@ -1,4 +1,4 @@
-"""Schedules of class arrivals: equal, half, free-flow, given, or from a trace of real arrivals."""
+"""Schedules of class arrivals: equal, half, trickle, free-flow, given, or from a trace of real arrivals."""
 
 import math
 import textwrap
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ffcil.arrivals.trace import steps_of_trace
 from ffcil.errors import InputError, unknown
 
-KINDS = ("equal", "half", "free-flow", "given", "trace")
+KINDS = ("equal", "half", "trickle", "free-flow", "given", "trace")
 ORDERS = ("jumbled", "ascending", "descending", "given")
 MIN_WIDTH = 40  # room for the numbers and two short bars
 Array = NDArray[Any]
@@ -139,6 +139,16 @@ def half_arrivals(classes: int, steps: int) -> Arrivals:
     if steps - 1 > rest:
         raise InputError(f"{steps} steps are too many for half of {classes} classes: use at most {rest + 1}.")
     return Arrivals((classes - rest, *_split(rest, steps - 1)), kind="half")
+
+
+def trickle_arrivals(classes: int, steps: int) -> Arrivals:
+    """Half of the classes (the larger half if odd) as in equal steps, then the others one at a time.
+
+    `steps` is the number of equal steps for all classes, of which the first half of the classes takes half.
+    """
+    equal = equal_arrivals(classes, steps)
+    single = equal.classes // 2
+    return Arrivals((*_split(equal.classes - single, -(-equal.steps // 2)), *(1,) * single), kind="trickle")
 
 
 def free_flow(

@@ -10,7 +10,7 @@ from ffcil.commands.options import AsJson
 from ffcil.commands.output import print_json
 from ffcil.errors import InputError, unknown
 
-KINDS = ("free-flow", "equal", "half", "given", "trace")
+KINDS = ("free-flow", "equal", "half", "trickle", "given", "trace")
 
 
 def arrivals(
@@ -39,6 +39,8 @@ def arrivals(
         schedule = schedules.equal_arrivals(classes, steps)
     elif kind == "half":
         schedule = schedules.half_arrivals(classes, steps)
+    elif kind == "trickle":
+        schedule = schedules.trickle_arrivals(classes, steps)
     elif kind == "free-flow":
         schedule = schedules.free_flow(classes, steps, smallest, largest, alpha, order or "jumbled", seed)
     elif kind == "given":

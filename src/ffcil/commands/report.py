@@ -22,6 +22,7 @@ def report(
 
     from ffcil.report import Contents, terminal_table, write_report
     from ffcil.report.render.page import TITLE
+    from ffcil.report.render.sensitivity import sensitivity_terminal
     from ffcil.report.render.text import legend
 
     contents = Contents.read(folder)
@@ -33,6 +34,8 @@ def report(
     console = Console()
     if contents.rows:
         console.print(terminal_table(contents.rows))
+    if contents.sensitivities:
+        console.print(sensitivity_terminal(contents.sensitivities))
     explained = legend(contents.rows) if contents.rows else ""
     figures = sum(path.parent != out for path in written)
     lines = [note for note in contents.notes if note not in explained]

@@ -14,7 +14,9 @@ from ffcil.errors import InputError
 def study(
     recipe: Annotated[
         str,
-        typer.Argument(help="A YAML file, table-main, table-ablation, figure-alpha, figure-order or figure-overhead."),
+        typer.Argument(
+            help="A YAML file, table-main, table-ablation, figure-alpha, figure-order, figure-overhead or sensitivity."
+        ),
     ],
     dataset: Annotated[Texts, typer.Option(help="Run only these recipes, also others than the study's.")] = None,
     methods: Annotated[Texts, typer.Option(help="Run only these methods, also others than the study's.")] = None,

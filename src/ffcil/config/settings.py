@@ -7,7 +7,15 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
-from ffcil.arrivals import Arrivals, equal_arrivals, free_flow, from_trace, given_arrivals, half_arrivals
+from ffcil.arrivals import (
+    Arrivals,
+    equal_arrivals,
+    free_flow,
+    from_trace,
+    given_arrivals,
+    half_arrivals,
+    trickle_arrivals,
+)
 from ffcil.config.earlier import renewed
 from ffcil.config.flow import meaning_of_null
 from ffcil.errors import InputError
@@ -55,6 +63,17 @@ class HalfArrivals(DrawnArrivals):
         return half_arrivals(self._classes(available), self.steps)
 
 
+class TrickleArrivals(DrawnArrivals):
+    """Half of the classes arrive as in equal steps, the others one at a time."""
+
+    kind: Literal["trickle"] = "trickle"
+    steps: PositiveInt
+    """Number of equal steps for all classes; the first half of the classes takes half of them."""
+
+    def build(self, available: int, seed: int) -> Arrivals:
+        return trickle_arrivals(self._classes(available), self.steps)
+
+
 class FreeFlowArrivals(DrawnArrivals):
     """Irregular steps: a class-arrival spectrum of intensity alpha between two bounds, in some order."""
 
@@ -99,7 +118,7 @@ class TraceArrivals(Settings):
         return from_trace(self.trace, self.window)
 
 
-AnyArrivals = EqualArrivals | HalfArrivals | FreeFlowArrivals | GivenArrivals | TraceArrivals
+AnyArrivals = EqualArrivals | HalfArrivals | TrickleArrivals | FreeFlowArrivals | GivenArrivals | TraceArrivals
 ARRIVALS: dict[str, type[Settings]] = {kind.model_fields["kind"].default: kind for kind in get_args(AnyArrivals)}
 
 

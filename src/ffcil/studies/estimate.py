@@ -45,4 +45,5 @@ class RuntimeHistory:
 def _kind(config: RunConfig) -> str:
     fields = config.model_dump(mode="json")
     size = [fields["arrivals"].get(name) for name in ("classes", "steps", "sizes", "trace")]
+    size.append(config.arrivals.kind == "trickle")  # which has more steps than it says
     return json.dumps([*(fields[name] for name in ALIKE), size], sort_keys=True)

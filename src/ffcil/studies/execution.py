@@ -12,6 +12,7 @@ from ffcil.errors import InputError, unknown
 from ffcil.methods import find_method
 from ffcil.report import Contents, compare, load_run, terminal_table, write_page, write_report
 from ffcil.report.read.records import read_runs
+from ffcil.report.render.sensitivity import sensitivity_terminal
 from ffcil.studies.estimate import in_words
 from ffcil.studies.executors.job import LOG, Job
 from ffcil.studies.executors.local import LocalExecutor
@@ -105,6 +106,8 @@ def _write_report(out: Path, title: str, console: Console) -> list[str]:
     contents = Contents.from_runs(runs)
     if contents.rows:
         console.print(terminal_table(contents.rows))
+    if contents.sensitivities:
+        console.print(sensitivity_terminal(contents.sensitivities))
     write_report(contents, out / "report", title, shlex.join(["ffcil", "report", str(out), "--title", title]))
     console.out(f"Open {(out / 'report' / 'report.html').resolve().as_uri()}", highlight=False)
     return damaged

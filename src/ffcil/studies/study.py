@@ -59,7 +59,7 @@ class Study(Settings):
     """A grid of runs.
 
     A seed s sets class_seed = arrival_seed = train_seed = s, so the settings of a seed share the class permutation, the
-    spectrum and its order.
+    spectrum and its order. A setting that names one of these fields has its own value of it.
     """
 
     title: str
@@ -220,7 +220,7 @@ class Cell:
         seeds = dict.fromkeys(SEEDS, self.seed)
         varied = [_nested(field, value) for field, value in self.varied]
         try:
-            return complete(resolve(self.recipe, *self.fields, *varied, {"method": self.method, **seeds}))
+            return complete(resolve(self.recipe, seeds, *self.fields, *varied, {"method": self.method}))
         except InputError as error:
             raise InputError(f"{' '.join(self.words)}: {error}") from error
 

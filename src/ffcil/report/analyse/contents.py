@@ -7,7 +7,9 @@ from typing import Self
 
 from ffcil.report.analyse.ablation import Ablation, ablations
 from ffcil.report.analyse.groups import Group, count, group_runs
+from ffcil.report.analyse.matched import Matched, matched_differences
 from ffcil.report.analyse.overhead import Cost, costs
+from ffcil.report.analyse.sensitivity import FEWEST, SensitivityTable, sensitivities
 from ffcil.report.analyse.sweeps import Sweep, sweeps
 from ffcil.report.analyse.tables import HEADLINES, Row, compare
 from ffcil.report.read.records import RunRecord, read_runs
@@ -25,6 +27,8 @@ class Contents:
     alphas: tuple[Sweep, ...]
     orders: tuple[Sweep, ...]
     costs: tuple[Cost, ...]
+    matched: tuple[Matched, ...]
+    sensitivities: tuple[SensitivityTable, ...]
     damaged: tuple[str, ...] = ()
     """One sentence for each run that cannot be read."""
 
@@ -45,6 +49,8 @@ class Contents:
             alphas=tuple(sweeps(rows, "alpha")),
             orders=tuple(sweeps(rows, "order")),
             costs=tuple(cost for cost in costs(runs) if cost.group.is_main),
+            matched=tuple(matched_differences(runs)),
+            sensitivities=tuple(sensitivities(runs)),
             damaged=tuple(damaged),
         )
 
@@ -59,6 +65,8 @@ class Contents:
         """Tables and figures that these runs do not allow, with the reason."""
         sweep = "it needs finished runs of one method that differ only in arrivals.{}, with at least two values"
         pairs = "it needs finished runs with and without a framework that have the same seeds and device"
+        equal = "it needs a finished free-flow run and one of Equ.T with the same class and training seeds"
+        several = f"it needs finished runs of one method and one class permutation under {FEWEST} schedules or more"
         reasons = {
             "comparison": (self.rows, "no run of an original method or of a whole framework is finished"),
             "curves and forgetting": (self.groups, "no run is finished"),
@@ -67,6 +75,8 @@ class Contents:
             "order": (self.orders, sweep.format("order")),
             "ablation": (self.ablations, "no finished run has only some parts of a framework"),
             "overhead": (self.costs, pairs),
+            "matched difference": (self.matched, equal),
+            "arrival sensitivity": (self.sensitivities, several),
             "class sizes": (
                 any(group.is_uneven for group in self.groups),
                 "no finished run has steps of different sizes",

@@ -1,7 +1,7 @@
 """The comparison: results in named settings such as Equ.T and FF.org, and differences between runs with equal seeds."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from ffcil.errors import unknown
 from ffcil.metrics import CountTable, average_accuracy, forgetting, last_accuracy
 from ffcil.report.analyse.groups import Group, group_runs
+from ffcil.report.analyse.matched import Partners, matched_of, partners
 from ffcil.report.analyse.statistics import Change
 from ffcil.report.read.records import WHOLE, RunRecord, Seeds, classifiers_of, setting_rank, settings_of
 
@@ -80,6 +81,8 @@ class Row:
     """Whether this classifier is the one that scores the method."""
     cells: Cells
     """Results by setting."""
+    matched: dict[str, Change] = field(default_factory=dict)
+    """Matched differences from Equ.T, by setting."""
 
     @property
     def data_label(self) -> str:
@@ -123,12 +126,12 @@ def compare(runs: Sequence[RunRecord], classifier: str | None = None) -> list[Ro
     known = {name for run in finished for name in run.tables}
     if classifier is not None and finished and classifier not in known:
         raise unknown("classifier", classifier, known)
-    rows = []
+    rows, equal = [], partners(finished)
     for group in group_runs(finished):
         whole = [run for run in group.runs if run.parts.name in WHOLE]
         for name in classifiers_of(whole):
             if classifier in (None, name):
-                rows.append(_row(group, [run for run in whole if name in run.tables], name))
+                rows.append(_row(group, [run for run in whole if name in run.tables], name, equal))
     return sorted(rows, key=lambda row: not row.group.is_main)
 
 
@@ -173,10 +176,12 @@ def cells_of(
     }
 
 
-def _row(group: Group, runs: list[RunRecord], classifier: str) -> Row:
+def _row(group: Group, runs: list[RunRecord], classifier: str, equal: Partners) -> Row:
     cells = cells_of(runs, classifier, lambda run: run.setting, lambda setting: BASELINES.get(setting, ""))
     ordered = {setting: cells[setting] for setting in settings_of(runs)}
-    return Row(group, classifier, classifier == runs[0].scored, ordered)
+    matched = matched_of(group, runs, classifier, equal)
+    changes = {setting: one.difference for setting, one in matched.items()}
+    return Row(group, classifier, classifier == runs[0].scored, ordered, changes)
 
 
 def _number(values: Values, setting: str, metric: Metric, versus: str) -> Number | None:

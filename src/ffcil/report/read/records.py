@@ -87,7 +87,7 @@ class RunRecord(StoredRun):
     def schedule(self) -> str:
         """`Equ`, `FF`, or the kind of schedule if the paper has no name for it."""
         kind = str(self.arrivals["kind"])
-        return {"equal": "Equ", "free-flow": "FF", "given": "FF", "trace": "FF"}.get(kind, kind)
+        return {"equal": "Equ", "free-flow": "FF", "trickle": "FF", "given": "FF", "trace": "FF"}.get(kind, kind)
 
     @property
     def setting(self) -> str:

@@ -15,6 +15,7 @@ from ffcil.metrics import curve, step_accuracy
 from ffcil.report.analyse import curves
 from ffcil.report.analyse.groups import Group, count, group_runs
 from ffcil.report.analyse.overhead import TIMES, Cost
+from ffcil.report.analyse.sensitivity import SensitivityTable
 from ffcil.report.analyse.sweeps import Sweep
 from ffcil.report.analyse.tables import HEADLINES, Metric, Row
 from ffcil.report.read.records import RunRecord, classifiers_of, settings_of
@@ -183,6 +184,32 @@ def plot_costs(costs: Sequence[Cost], *paths: Path | str) -> Path:
                 axes.plot(ratios, [place] * len(ratios), ".", color="0.2", markersize=4)
         axes.axvline(1, color="0.3", linewidth=0.8, linestyle=":")
         axes.set_xlabel(f"{time.capitalize()} time relative to the original method")
+    return _save(figure, paths)
+
+
+def plot_sensitivities(tables: Sequence[SensitivityTable], *paths: Path | str) -> Path:
+    """Draw the accuracy after the last step by schedule, one panel per method. Thin lines are single permutations."""
+    panels = [(table, rows) for table in tables for rows in table.methods.values()]
+    columns = min(2, len(panels))
+    lines = -(-len(panels) // columns)
+    figure = _new_figure(paths, (max(5.6, 4.8 * columns), 3.8 * lines))
+    for axes, (table, rows) in zip(np.ravel(figure.subplots(lines, columns, squeeze=False)), panels, strict=False):
+        names = table.schedules
+        for row in rows:
+            for one in row.permutations if row.permutations[1:] else ():
+                heights = [one.last.get(name, np.nan) for name in names]
+                axes.plot(names, heights, color=colour(row.setting), linewidth=0.8, alpha=0.4)
+            means = [row.last(name) for name in names]
+            label = f"{row.framework}: range {row.range:.1f}"
+            heights = [np.nan if mean is None else mean for mean in means]
+            axes.plot(names, heights, "o-", color=colour(row.setting), linewidth=2, markersize=4, label=label)
+        axes.set_title(f"{rows[0].label}\n{table.data_label}", fontsize=9)
+        axes.set_ylabel("Accuracy after the last step (%)")
+        axes.tick_params("x", labelrotation=35, labelsize=8)
+        axes.legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=8)
+        _remove_frame(axes)
+    for axes in figure.axes[len(panels) :]:
+        axes.set_visible(False)
     return _save(figure, paths)
 
 

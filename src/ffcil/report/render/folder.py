@@ -1,6 +1,7 @@
 """The folder of a report: the page, all tables and all figures."""
 
 import itertools
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 from ffcil.report.analyse.contents import Contents
 from ffcil.report.analyse.groups import Group
-from ffcil.report.render import figures, latex, tables
+from ffcil.report.render import figures, latex, matched, sensitivity, tables
 from ffcil.report.render.page import TITLE, write_page
 
 FIGURE_FORMATS = ("svg", "png")
@@ -36,9 +37,23 @@ def _write_tables(contents: Contents, out: Path) -> list[Path]:
         texts["ablation.md"] = tables.ablation_markdown(ablations)
         texts["ablation.csv"] = tables.ablation_csv(ablations)
         texts["ablation.tex"] = latex.ablation_latex(ablations)
+    if contents.matched:
+        texts["matched.md"] = matched.matched_markdown(contents.matched)
+        texts["matched.csv"] = matched.matched_csv(contents.matched)
+        texts["matched.tex"] = latex.matched_latex(contents.matched)
+        texts["matched.json"] = _json(matched.matched_json(contents.matched))
+    if contents.sensitivities:
+        texts["sensitivity.md"] = sensitivity.sensitivity_markdown(contents.sensitivities)
+        texts["sensitivity.csv"] = sensitivity.sensitivity_csv(contents.sensitivities)
+        texts["sensitivity.tex"] = latex.sensitivity_latex(contents.sensitivities)
+        texts["sensitivity.json"] = _json(sensitivity.sensitivity_json(contents.sensitivities))
     for name, text in texts.items():
         (out / name).write_text(text, encoding="utf-8")
     return [out / name for name in texts]
+
+
+def _json(values: Any) -> str:
+    return json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _write_figures(contents: Contents, folder: Path) -> list[Path]:
@@ -66,6 +81,7 @@ def _write_figures(contents: Contents, folder: Path) -> list[Path]:
         ("alpha", figures.plot_sweeps, contents.alphas),
         ("order", figures.plot_sweeps, contents.orders),
         ("overhead", figures.plot_costs, contents.costs),
+        ("sensitivity", figures.plot_sensitivities, contents.sensitivities),
     ):
         if values:
             write(name, plot, values)

@@ -6,9 +6,14 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ffcil.report.analyse.ablation import Ablation
+from ffcil.report.analyse.matched import Matched
+from ffcil.report.analyse.sensitivity import SensitivityTable
+from ffcil.report.analyse.statistics import T_INTERVAL
 from ffcil.report.analyse.tables import Cell, Row, direction, settings_in
 from ffcil.report.read.parts import Parts
-from ffcil.report.render.text import ARROWS, NOTHING, TEX_SYMBOLS, arrow, legend, runs_text
+from ffcil.report.render.matched import matched_legend
+from ffcil.report.render.sensitivity import SENSITIVITY, last_text
+from ffcil.report.render.text import ARROWS, NOTHING, TEX_SYMBOLS, arrow, interval_text, legend, runs_text, signed
 
 DATA_SETS_ACROSS = 2
 """Number of data sets side by side, as in the paper; further data sets go below."""
@@ -51,6 +56,20 @@ def ablation_latex(ablations: Sequence[Ablation]) -> str:
     return _render("ablation.tex", blocks=blocks, across=across, with_flow=with_flow)
 
 
+def matched_latex(matched: Sequence[Matched]) -> str:
+    """Matched differences of the scored classifiers, without secondary points of sweeps; one block per data set."""
+    main = [one for one in matched if one.scored and one.group.is_main]
+    blocks: dict[str, list[Matched]] = {}
+    for one in main:
+        blocks.setdefault(one.group.data_label, []).append(one)
+    return _render("matched.tex", blocks=blocks, legend=matched_legend(main))
+
+
+def sensitivity_latex(tables: Sequence[SensitivityTable]) -> str:
+    """Arrival sensitivity: one table per data set, schedules in columns."""
+    return _render("sensitivity.tex", tables=tables, legend=SENSITIVITY)
+
+
 def _ablation_lines(methods: Sequence[Ablation]) -> list[tuple[Parts, list[Cell | None]]]:
     """Every choice of parts with the results of each method."""
     choices = {parts.label: parts for one in methods for parts in one.cells}
@@ -83,4 +102,6 @@ def _render(template: str, **values: Any) -> str:
     environment.filters["tex"] = _escape
     environment.globals |= {"ARROWS": ARROWS, "SYMBOLS": TEX_SYMBOLS, "arrow": arrow, "direction": direction}
     environment.globals |= {"rules": _rules, "runs_text": runs_text, "ablation_lines": _ablation_lines}
+    environment.globals |= {"T_INTERVAL": T_INTERVAL, "signed": signed, "interval_text": interval_text}
+    environment.globals["last_text"] = last_text
     return environment.get_template(template).render(values)

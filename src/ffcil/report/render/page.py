@@ -16,7 +16,7 @@ from ffcil.report.analyse.groups import Group, count
 from ffcil.report.analyse.tables import ACCURACIES, HEADLINES, Effect, Row, effects
 from ffcil.report.read import records
 from ffcil.report.read.records import RunRecord, settings_of
-from ffcil.report.render import page_runs, specs, text
+from ffcil.report.render import matched, page_runs, sensitivity, specs, text
 from ffcil.report.render.text import HTML_SYMBOLS, runs_text
 
 TITLE = "Free-flow class-incremental learning"
@@ -58,13 +58,15 @@ def _environment() -> Environment:
     def asset(name: str) -> Markup:
         return Markup(loader.get_source(environment, name)[0])
 
-    for module in (curves, groups, overhead, statistics, tables, records, page_runs, specs, text):
+    for module in (curves, groups, overhead, statistics, tables, records, page_runs, matched, sensitivity, specs, text):
         environment.globals |= vars(module)
     environment.globals |= {"asset": asset, "plotly": Markup(get_plotlyjs())}
     environment.globals |= {"what_was_run": what_was_run, "headlines": headlines, "run_counts": run_counts}
     environment.globals["SYMBOLS"] = {metric: Markup(symbol) for metric, symbol in HTML_SYMBOLS.items()}
     environment.filters["indented"] = partial(json.dumps, indent=2, ensure_ascii=False)
-    environment.filters["subscript"] = lambda text: escape(text).replace("A_T", Markup("A<sub>T</sub>"))
+    environment.filters["subscript"] = lambda text: (
+        escape(text).replace("A_T", Markup("A<sub>T</sub>")).replace("A_t", Markup("A<sub>t</sub>"))
+    )
     return environment
 
 

@@ -14,6 +14,7 @@ from ffcil.metrics import curve, step_accuracy
 from ffcil.report.analyse.curves import ClassPoint, Floats, accuracy_range, class_points, mean_by_size, mean_curve
 from ffcil.report.analyse.groups import count
 from ffcil.report.analyse.overhead import Cost
+from ffcil.report.analyse.sensitivity import Sensitivity
 from ffcil.report.analyse.statistics import T_INTERVAL, Change
 from ffcil.report.analyse.sweeps import Sweep
 from ffcil.report.analyse.tables import HEADLINES, Metric, Row
@@ -187,6 +188,28 @@ def sweep_spec(sweep: Sweep, metric: Metric) -> Spec:
     if lines:
         across |= {"type": "log", "tickvals": sweep.values, "ticktext": [f"{value:g}" for value in sweep.values]}
     return _figure(traces, 320, across, _axis(f"{HTML_SYMBOLS[metric]}, %", rangemode="tozero"), barmode="group")
+
+
+def sensitivity_spec(rows: Sequence[Sensitivity], schedules: Sequence[str]) -> Spec:
+    """Accuracy after the last step by schedule, one line per framework. Thin lines are single permutations."""
+    traces: list[Spec] = []
+    for row in rows:
+        for one in row.permutations if row.permutations[1:] else ():
+            heights = _numbers([one.last.get(name, np.nan) for name in schedules])
+            thin = {"opacity": 0.45, "showlegend": False, "mode": "lines"}
+            hover = f"<b>{escape(row.framework)}</b>, class seed {one.class_seed}<br>%{{x}}: %{{y:.2f}} %"
+            traces.append(_line(row.setting, _names(schedules), heights, width=1) | thin | _hover(hover))
+        means = [row.last(name) for name in schedules]
+        mean = _line(row.setting, _names(schedules), _numbers([np.nan if m is None else m for m in means]), width=3)
+        hover = f"<b>{escape(row.framework)}</b><br>%{{x}}: %{{y:.2f}} %"
+        name = f"{escape(row.framework)}: range {row.range:.2f}"
+        traces.append(mean | _hover(hover) | {"name": name, "mode": "lines+markers", "marker": {"size": 9}})
+    across = _axis("", showgrid=False, type="category", tickangle=-30)
+    return _figure(traces, 340, across, _axis(f"{HTML_SYMBOLS['last']}, %"))
+
+
+def _names(names: Sequence[str]) -> list[Any]:
+    return [escape(name) for name in names]
 
 
 def cost_spec(costs: Sequence[Cost], time: str) -> Spec:

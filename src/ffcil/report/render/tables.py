@@ -7,9 +7,20 @@ from typing import Any
 
 from ffcil.report.analyse.ablation import Ablation
 from ffcil.report.analyse.groups import Group
-from ffcil.report.analyse.statistics import LEVEL, T_INTERVAL
+from ffcil.report.analyse.statistics import LEVEL, T_INTERVAL, Change
 from ffcil.report.analyse.tables import METRICS, Cell, Row, effects, settings_in
-from ffcil.report.render.text import ARROWS, SYMBOLS, caution, interval_text, legend, number_text, runs_text, signed
+from ffcil.report.render.text import (
+    ARROWS,
+    MATCHED,
+    SYMBOLS,
+    caution,
+    change_text,
+    interval_text,
+    legend,
+    number_text,
+    runs_text,
+    signed,
+)
 
 NUMBERS = [f"{metric}{part}" for metric in METRICS for part in ("", "_std", "_change")]
 DATA = ["dataset", "classes", "steps"]
@@ -23,21 +34,25 @@ def comparison_markdown(rows: Sequence[Row]) -> str:
         head = [row.data_label, row.label]
         for metric in METRICS:
             lines.append([*head, SYMBOLS[metric], *(number_text(row.number(s, metric)) for s in settings)])
+        if row.matched:
+            lines.append([*head, "M", *(change_text(row.matched.get(s)) for s in settings)])
         lines.append([*head, "n", *(runs_text(row.cells.get(s)) for s in settings)])
-    below = legend(rows).replace("A_T", "A\\_T").replace("\n", "\n\n")
-    return _markdown(["Data", "Method", "", *settings], ["---"] * 3 + ["---:"] * len(settings), lines, below)
+    below = legend(rows) + (f"\n{MATCHED}" if any(row.matched for row in rows) else "")
+    return markdown_table(["Data", "Method", "", *settings], ["---"] * 3 + ["---:"] * len(settings), lines, below)
 
 
 def comparison_csv(rows: Sequence[Row]) -> str:
     """One line per row and setting."""
     head = [*DATA, "method", "condition", "classifier", "scored", "setting", "runs", "versus", "pairs", *NUMBERS]
+    head += ["matched", "matched_low", "matched_high", "matched_pairs"]
     lines = []
     for row in rows:
         for setting, cell in row.cells.items():
             versus = cell.change.versus if cell.change else None
             method = [row.group.runs[0].method, row.group.label, row.classifier, row.scored]
-            lines.append([*_data(row.group), *method, setting, cell.runs, versus, *_numbers(cell)])
-    return _csv(head, lines)
+            numbers = [*_numbers(cell), *_matched(row.matched.get(setting))]
+            lines.append([*_data(row.group), *method, setting, cell.runs, versus, *numbers])
+    return csv_text(head, lines)
 
 
 def ablation_markdown(ablations: Sequence[Ablation]) -> str:
@@ -48,7 +63,7 @@ def ablation_markdown(ablations: Sequence[Ablation]) -> str:
             numbers = [number_text(number) for number in cell.numbers.values()]
             lines.append([ablation.data_label, ablation.label, parts.label, *numbers, runs_text(cell)])
     head = ["Data", "Method", "Parts", *SYMBOLS.values(), "n"]
-    return _markdown(head, ["---"] * 3 + ["---:"] * 4, lines, ARROWS)
+    return markdown_table(head, ["---"] * 3 + ["---:"] * 4, lines, ARROWS)
 
 
 def ablation_csv(ablations: Sequence[Ablation]) -> str:
@@ -60,7 +75,7 @@ def ablation_csv(ablations: Sequence[Ablation]) -> str:
         method = [ablation.schedule, group.runs[0].method, group.label, ablation.classifier]
         for parts, cell in ablation.cells.items():
             lines.append([*_data(group), *method, parts.label, cell.runs, *_numbers(cell)])
-    return _csv(head, lines)
+    return csv_text(head, lines)
 
 
 def evidence_markdown(rows: Sequence[Row]) -> str:
@@ -87,7 +102,7 @@ def evidence_markdown(rows: Sequence[Row]) -> str:
         "Differences in points between runs with the same seeds. The conclusion says whether the t interval of the "
         "mean difference contains 0. Bootstrap intervals are too narrow for few pairs."
     )
-    return _markdown(head, ["---"] * 4 + ["---:"] * 4 + ["---"], lines, f"{note} {caution(rows)}".strip())
+    return markdown_table(head, ["---"] * 4 + ["---:"] * 4 + ["---"], lines, f"{note} {caution(rows)}".strip())
 
 
 def evidence_csv(rows: Sequence[Row]) -> str:
@@ -104,7 +119,7 @@ def evidence_csv(rows: Sequence[Row]) -> str:
             numbers = [change.pairs, change.value, change.std, *bounds, change.same_sign, change.conclusion]
             differences = " ".join(map(repr, change.differences))
             lines.append([*_data(row.group), *method, change.versus, metric, *numbers, differences])
-    return _csv(head, lines)
+    return csv_text(head, lines)
 
 
 def _data(group: Group) -> list[Any]:
@@ -120,12 +135,26 @@ def _numbers(cell: Cell) -> list[float | None]:
     return values
 
 
-def _markdown(head: Sequence[str], rule: Sequence[str], lines: Sequence[Sequence[str]], below: str) -> str:
-    escaped = [[field.replace("|", "\\|").replace("A_T", "A\\_T") for field in line] for line in (head, rule, *lines)]
-    return "\n".join([*(f"| {' | '.join(line)} |" for line in escaped), "", below]) + "\n"
+def _matched(change: Change | None) -> list[float | None]:
+    if change is None:
+        return [None] * 4
+    return [change.value, *(change.interval or (None, None)), change.pairs]
 
 
-def _csv(head: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
+def markdown_table(head: Sequence[str], rule: Sequence[str], lines: Sequence[Sequence[str]], below: str) -> str:
+    """A table with the column rule `rule`, and paragraphs below it."""
+    escaped = [[_escape(field).replace("|", "\\|") for field in line] for line in (head, rule, *lines)]
+    paragraphs = _escape(below).replace("\n", "\n\n")
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in escaped), "", paragraphs]) + "\n"
+
+
+def _escape(text: str) -> str:
+    """Text in which the underscores of symbols are no emphasis."""
+    return text.replace("A_T", "A\\_T").replace("A_t", "A\\_t")
+
+
+def csv_text(head: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
+    """Lines as CSV; None is an empty field."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows([head, *lines])
     return out.getvalue()

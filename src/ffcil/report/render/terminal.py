@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from ffcil.report.analyse.differences import Classifiers, Comparison, Differences, PairedMeans
 from ffcil.report.analyse.groups import count
-from ffcil.report.analyse.statistics import ENOUGH_PAIRS, T_INTERVAL
+from ffcil.report.analyse.statistics import ENOUGH_PAIRS, T_INTERVAL, Change
 from ffcil.report.analyse.tables import METRICS, Metric, Number, Row, direction, settings_in
 from ffcil.report.read.records import PHASES, RunRecord
-from ffcil.report.render.text import NOTHING, SYMBOLS, TOO_FEW, arrow, interval_text, legend, runs_text, signed
+from ffcil.report.render.text import MATCHED, NOTHING, SYMBOLS, TOO_FEW, arrow, interval_text, legend, runs_text, signed
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,8 +31,9 @@ def terminal_table(rows: Sequence[Row]) -> Table:
     hidden = sum(not row.group.is_main for row in rows)
     rows = [row for row in rows if row.group.is_main]
     settings = settings_in(rows)
-    below = f"{legend(rows)}\n{count(hidden, 'further row')}: other spectra and orders." if hidden else legend(rows)
-    table = Table(box=box.SIMPLE, caption=_text(below, "dim"), caption_justify="left", padding=(0, 1, 0, 0))
+    below = [legend(rows), *([MATCHED] if any(row.matched for row in rows) else [])]
+    below += [f"{count(hidden, 'further row')}: other spectra and orders."] if hidden else []
+    table = Table(box=box.SIMPLE, caption=_text("\n".join(below), "dim"), caption_justify="left", padding=(0, 1, 0, 0))
     table.add_column("Method")
     table.add_column("")
     for setting in settings:
@@ -41,6 +42,11 @@ def terminal_table(rows: Sequence[Row]) -> Table:
         titles = [_text(row.label, "bold" if row.scored else ""), _text(row.data_label, "dim"), _text("")]
         for title, metric in zip(titles, METRICS, strict=True):
             table.add_row(title, SYMBOLS[metric], *(_number(metric, row.number(s, metric)) for s in settings))
+        if row.matched:
+            changes = [row.matched.get(setting) for setting in settings]
+            table.add_row("", "M", *map(_change, changes))
+            bounds = [interval_text(change.interval) if change and change.interval else "" for change in changes]
+            table.add_row("", "", *bounds, style="dim")
         counts = [runs_text(row.cells.get(setting)) for setting in settings]
         table.add_row("", "n", *counts, style="dim", end_section=True)
     return table
@@ -57,6 +63,12 @@ def _number(metric: Metric, number: Number | None) -> Text:
     if number.change is not None:
         parts.append((f" {arrow(number.change.value)}", COLOURS[direction(metric, number.change.value)]))
     return Text.assemble(*parts)
+
+
+def _change(change: Change | None) -> Text:
+    if change is None:
+        return _text(NOTHING, "dim")
+    return _text(signed(change.value), COLOURS[direction("average", change.value)])
 
 
 def _text(text: str, style: str = "") -> Text:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ffcil.report.analyse.groups import Group, count
-from ffcil.report.analyse.statistics import ENOUGH_PAIRS, Interval
+from ffcil.report.analyse.statistics import ENOUGH_PAIRS, T_INTERVAL, Change, Interval
 from ffcil.report.analyse.tables import BASELINES, Cell, Metric, Number, Row, effects, settings_in
 
 SYMBOLS: dict[Metric, str] = {"average": "Ā", "last": "A_T", "forgetting": "F"}
@@ -14,6 +14,18 @@ NOTHING = "–"
 """Text in place of a number that does not exist."""
 ARROWS = "Arrows: against the original method, the mean difference of runs with the same seeds."
 """Legend of ablations."""
+MATCHED = (
+    "M: matched difference, the mean over the steps of A_t minus the accuracy of the Equ.T run with the same class and "
+    "training seeds at the same number of classes seen (linear between its steps, 100 % at one class), with its "
+    f"{T_INTERVAL}."
+)
+"""Legend of the matched difference."""
+DISTORTED = (
+    "Ā cannot say what free flow costs: A_t falls with the number of classes seen whatever the learner does, and free "
+    "flow is tested at other numbers of classes than equal steps. The matched difference M compares at equal numbers; "
+    "A_T is not affected."
+)
+"""What the average accuracy cannot say."""
 TOO_FEW = (
     f"With fewer than {ENOUGH_PAIRS} pairs no difference is called real: an interval then rests on differences being "
     "normal, which so few cannot show. More seeds are the only remedy."
@@ -34,6 +46,13 @@ def signed(value: float) -> str:
 def interval_text(interval: Interval | None) -> str:
     """Bounds of an interval: `+0.25 to +1.50`."""
     return f"{signed(interval[0])} to {signed(interval[1])}" if interval else NOTHING
+
+
+def change_text(change: Change | None) -> str:
+    """Mean difference with its interval: `-3.20 (-4.10 to -2.30)`."""
+    if change is None:
+        return NOTHING
+    return f"{signed(change.value)} ({interval_text(change.interval)})" if change.interval else signed(change.value)
 
 
 def number_text(number: Number | None) -> str:
@@ -65,7 +84,8 @@ def legend(rows: Sequence[Row]) -> str:
     same = len(set(by_group.values())) < 2
     seeds = [text.capitalize() if same else f"{name}: {text}" for name, text in by_group.items()]
     notes = [note for row in rows for note in row.group.notes]
-    return "\n".join([meaning, *dict.fromkeys([*seeds, *notes])])
+    distorted = [DISTORTED] if any(row.matched for row in rows) else []
+    return "\n".join([meaning, *distorted, *dict.fromkeys([*seeds, *notes])])
 
 
 def _varied_seeds(group: Group) -> str:
