@@ -56,7 +56,7 @@ def test_flow_of_pretrained_methods() -> None:
     [
         ("icarl", {"flow": {"adjust": 1.0}}, {"reduction": "mean", "alignment": "wa", "flow": {"adjust": 1.0}}),
         ("icarl", {"framework": "flow", "flow": {"adjust": 0}}, {"reduction": "mean", "alignment": "none"}),
-        ("icarl", {"framework": "flow", "alignment": "wa"}, {"alignment": "wa", "flow": {"adjust": 1.5}}),
+        ("icarl", {"framework": "flow", "alignment": "wa"}, {"alignment": "wa", "flow": {"adjust": 1.0}}),
         ("icarl", {"framework": "flow", "reduction": "class_wise_mean"}, {"reduction": "class_wise_mean"}),
         ("icarl", {"framework": "paper", "flow": {"adjust": 2.0}}, {"alignment": "diwa", "flow": {"adjust": 2.0}}),
         ("moal", {"flow": {"shared_ridge": True}}, {"flow": {"shared_ridge": True}}),

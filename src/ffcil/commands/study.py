@@ -15,12 +15,14 @@ def study(
     recipe: Annotated[
         str,
         typer.Argument(
-            help="A YAML file, table-main, table-ablation, figure-alpha, figure-order, figure-overhead or sensitivity."
+            help="A YAML file, or one of table-main, table-flow, table-ablation, figure-alpha, figure-order, "
+            "figure-overhead and sensitivity."
         ),
     ],
     dataset: Annotated[Texts, typer.Option(help="Run only these recipes, also others than the study's.")] = None,
     methods: Annotated[Texts, typer.Option(help="Run only these methods, also others than the study's.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="5 (0 to 4), 2-4, or 0,3 (default: the study's seeds).")] = None,
+    settings: Annotated[Texts, typer.Option(help="Run only these settings, for example FF.org,FF.flow.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="5 (0 to 4), 2-4, or 0,3,7-9 (default: the study's seeds).")] = None,
     assignments: Assignments = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the study (default: studies/NAME).")] = None,
     data: Annotated[Texts, typer.Option(metavar="[RECIPE=]PATH", help="Data set of one recipe, or of all.")] = None,
@@ -36,7 +38,7 @@ def study(
 ) -> None:
     """Run a grid of methods, settings and seeds. The same command resumes an interrupted study."""
     at_a_time, numbers, slurm_parameters = _parse_jobs(jobs), _parse_seeds(seeds), _parse_pairs(slurm)
-    recipes, names = listed(dataset), listed(methods)
+    recipes, names, columns = listed(dataset), listed(methods), listed(settings)
     changes, paths = assignments or [], data or []
     from ffcil.runs.loggers import check_logs
     from ffcil.studies.execution import make_executor, run_study
@@ -48,7 +50,8 @@ def study(
     # Absolute paths without duplicates: a continued study may already list a file that is given again.
     files = list(dict.fromkeys((*grid.imports, *map(os.path.abspath, imports or []))))
     import_methods(files)
-    grid = narrow(grid, datasets=recipes, methods=names, seeds=numbers, assignments=changes, data=paths, imports=files)
+    kept = {"datasets": recipes, "methods": names, "settings": columns, "seeds": numbers}
+    grid = narrow(grid, **kept, assignments=changes, data=paths, imports=files)  # type: ignore[arg-type]
     if grid.alone and at_a_time not in (None, 1):
         raise InputError("This study measures time, so its runs are executed one after another: leave --jobs out.")
     plan = Plan.make(grid, out or default_out(recipe, recipes), device, listed(logs))
@@ -85,21 +88,22 @@ def _parse_jobs(text: str) -> int | None:
 
 
 def _parse_seeds(text: str | None) -> list[int]:
-    """`3` means 0, 1, 2; `2-4` is a range; `0,3` is a list."""
+    """`3` means 0, 1, 2; `2-4` is a range; `0,3,7-9` is a list."""
     if text is None:
         return []
+    seeds: list[int] = []
     try:
-        if text.isdecimal():
-            seeds = list(range(int(text)))
-        elif "-" in text:
-            first, last = (int(part) for part in text.split("-"))
-            seeds = list(range(first, last + 1))
-        else:
-            seeds = [int(part) for part in text.split(",") if part.strip()]
+        for part in filter(None, map(str.strip, text.split(","))):
+            first, dash, last = part.partition("-")
+            seeds += range(int(first), int(last) + 1) if dash else [int(part)]
     except ValueError:
         seeds = []
+    if text.isdecimal():
+        seeds = list(range(int(text)))
     if not seeds or min(seeds) < 0:
-        raise InputError(f"Cannot read --seeds {text!r}: give a number of seeds (5), a range (2-4) or a list (0,3).")
+        raise InputError(
+            f"Cannot read --seeds {text!r}: give a number of seeds (5), a range (2-4) or a list (0,3,7-9)."
+        )
     return seeds
 
 

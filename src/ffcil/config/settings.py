@@ -138,6 +138,10 @@ class Phase(Settings):
     weight_decay: float = Field(5e-4, ge=0)
     """Weight decay of all trained parameters."""
 
+    def lasting(self, batches: int, least: int) -> Self:
+        """The same settings, prolonged if epochs of `batches` optimiser steps have fewer than `least` steps in all."""
+        return self.scaled(max(1.0, least / (batches * self.epochs)))
+
     def scaled(self, factor: float) -> Self:
         """The same settings with epochs and milestones multiplied by `factor` (at least one epoch)."""
         epochs, *milestones = (max(1, round(epoch * factor)) for epoch in (self.epochs, *self.milestones))

@@ -23,8 +23,9 @@ from ffcil.training.fit import Training
 class APER(Pretrained):
     """The score of a class is the cosine with its mean of untuned and tuned features side by side.
 
-    Adapters and a cosine head are trained in the first step and then frozen. A first step with a single class has
-    nothing to discriminate: its adapters stay near their start, which changes nothing.
+    Adapters and a cosine head are trained in the first step, or in the first with `flow.enough` classes, and then
+    frozen. A step with a single class has nothing to discriminate: its adapters stay near their start, which changes
+    nothing.
     """
 
     title = "APER"
@@ -49,22 +50,24 @@ class APER(Pretrained):
     def grow(self, increment: Increment) -> None:
         super().grow(increment)
         self.prototypes.grow(increment.seen_now)
-        if increment.seen_before == 0:
-            self.head.grow(increment.seen_now)
-        else:
-            self.adapters.requires_grad_(False)
-            self.head.requires_grad_(False)
+        if self.tunes_first:
+            self.head.grow(len(increment.classes))
+        for part in (self.adapters, self.head):
+            part.requires_grad_(self.tunes_first)
 
     def training_plan(self, increment: Increment) -> Training | None:
-        return self.train_on_images(increment) if increment.seen_before == 0 else None
+        return self.train_on_images(increment) if self.tunes_first else None
 
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
         features = self.adapted(self.adapters, images)
-        loss = self.reduce(cross_entropy(self.head(features), targets), targets)
+        loss = self.reduce(cross_entropy(self.head(features), targets - self.old_classes), targets)
         return loss + self.centre_loss(features, targets)
 
     def features(self, images: Tensor) -> Tensor:
         return torch.cat([self.vit_features(images), self.adapted(self.adapters, images)], dim=1)
+
+    def untuned_features(self, images: Tensor) -> Tensor:
+        return self.vit_features(images).repeat(1, 2)
 
     def classify(self, features: Tensor) -> Tensor:
         return self.prototypes.scores(features)

@@ -135,8 +135,8 @@ class BiC(Conventional):
         """
         most = max(map(len, held_out))
         rows = torch.cat([held[torch.arange(most, device=held.device) % len(held)] for held in held_out])
-        phase, steps = self.phase(increment), math.ceil(len(rows) / self.settings.train.batch)
-        phase = phase.scaled(max(1.0, self.config.correction_steps / (steps * phase.epochs)))
+        batches = math.ceil(len(rows) / self.settings.train.batch)
+        phase = self.phase(increment).lasting(batches, self.config.correction_steps)
         pair = self.head.pairs[-1].requires_grad_(True)
         settings = self.settings
         correction = Training(

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from ffcil.errors import InputError
 from ffcil.losses import cross_entropy, distillation
 from ffcil.methods.learner import LearnerSettings, MethodConfig
+from ffcil.methods.parts.adapters import step_of
 from ffcil.methods.parts.prototypes import SCALE, Prototypes
+from ffcil.methods.parts.spaces import ComparableScores
 from ffcil.methods.pretrained import Network, Pretrained
 from ffcil.methods.registry import register
 from ffcil.models.class_statistics import class_means
@@ -87,7 +89,8 @@ class CLLoRA(Pretrained):
 
     A step with a single class has nothing to discriminate: cross-entropy and distillation are constant, and its LoRA
     stays near its start, which changes nothing. Features of the untuned network are more similar to each other than
-    tuned ones, so that other classes are often mistaken for such a class; `warm_start` prevents that.
+    tuned ones, so that other classes are often mistaken for such a class; `warm_start` prevents that, and so do
+    `flow.enough` and `flow.comparable`.
     """
 
     title = "CL-LoRA"
@@ -117,7 +120,11 @@ class CLLoRA(Pretrained):
         """Head of the newest step's training."""
         self.register_buffer("teacher", torch.stack(self._shared_ups()).detach())
         """`up` of the shared LoRA at the end of the step before, [blocks, 2, rank, width]"""
+        if settings.framework.comparable:
+            self.comparable = ComparableScores().to(self.engine.device)
         if self.config.released_increment is not None:
+            if settings.framework.enough > 1 or settings.framework.comparable:
+                raise InputError("options.released_increment scores as the authors' code does: set framework=none.")
             self.register_buffer("everywhere", torch.empty(0, 0, self.feature_dim, device=self.engine.device))
             """Mean of each class in the space of each step, [classes, steps, D]; 0 in steps after its own"""
 
@@ -135,8 +142,15 @@ class CLLoRA(Pretrained):
     def grow(self, increment: Increment) -> None:
         super().grow(increment)
         self.prototypes.grow(increment.seen_now)
+        if self.settings.framework.comparable:
+            self.comparable.grow(len(self.spaces))
         self.teacher.copy_(torch.stack(self._shared_ups()).detach())
         self.specific.requires_grad_(False)
+        for up in self._shared_ups():
+            up.requires_grad_(self.tunes)
+        if not self.tunes:
+            self.head.requires_grad_(False)
+            return
         fresh = self._fresh(self.vit.depth - len(self.shared), weighted=True)
         if self.config.warm_start and len(self.specific):
             fresh.load_state_dict(self.specific[-1].state_dict())
@@ -153,7 +167,7 @@ class CLLoRA(Pretrained):
 
     def training_plan(self, increment: Increment) -> Training | None:
         plan = super().training_plan(increment)
-        if plan is None or not (self.config.released and increment.seen_before):
+        if plan is None or not (self.config.released and len(self.specific) > 1):
             return plan
         return replace(plan, preceding=self.distillation_loss)
 
@@ -201,18 +215,36 @@ class CLLoRA(Pretrained):
 
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
         self.prototypes.remember(features, targets)
+        if self.settings.framework.comparable:
+            self._observe_scores(increment)
         if self.config.released_increment is not None:
             by_step, _ = self.extract_features(increment, self.features_by_step)
             means = class_means(by_step, targets, increment.classes)
             self.everywhere[increment.seen_before :] = means.unflatten(1, (-1, self.feature_dim))
         return {"collapsed": not bool(self.prototypes.means.isfinite().all())} if self.config.released else {}
 
+    def restart(self) -> None:
+        if self.settings.framework.comparable:
+            self.comparable.sums.zero_()
+
+    def _observe_scores(self, increment: Increment) -> None:
+        by_step, targets = self.extract_features(increment, self.features_by_step)
+        for some, classes in zip(by_step.split(1000), targets.split(1000), strict=True):
+            self.comparable.observe(self._cosines(some), classes, self._space_of_classes())
+
+    def _space_of_classes(self) -> Tensor:
+        return step_of(torch.arange(self.prototypes.classes, device=self.engine.device), self.spaces)
+
     def features(self, images: Tensor) -> Tensor:
+        if not self.specific:  # no step has tuned the network
+            return self.untuned_features(images)
         return self.vit_features(images, [*_tunings(self.shared), *_tunings(self.specific[-1])])
 
     def features_by_step(self, images: Tensor) -> Tensor:
-        """Features under the LoRA of every step side by side, [B, T * D]. The shared blocks are computed once, and all
-        LoRA are added to the weights, because nothing is trained here."""
+        """Features under the LoRA of every tuning step side by side, [B, T * D]. The shared blocks are computed once,
+        and all LoRA are added to the weights, because nothing is trained here."""
+        if not self.specific:
+            return self.untuned_features(images)
         first = len(self.shared)
         with self.engine.autocast():
             trunk = self.vit.through(self.vit.embed(images), _folded(self.shared), 0, first)
@@ -223,13 +255,22 @@ class CLLoRA(Pretrained):
         return self.features_by_step
 
     def classify(self, features: Tensor) -> Tensor:
-        return self.prototypes.scores(features)
+        return self._compared(self.prototypes.scores(features))
+
+    def _compared(self, scores: Tensor) -> Tensor:
+        """Standardise the scores of each space, if that is on."""
+        framework = self.settings.framework
+        return self.comparable(scores, self._space_of_classes()) if framework.comparable else scores
 
     def score_features(self, features: Tensor) -> Tensor:
         if self.config.released_increment is not None:
             return self._released_scores(features, self.config.released_increment)
+        return self._compared(self._cosines(features))
+
+    def _cosines(self, features: Tensor) -> Tensor:
+        """Scaled cosine of each class in its own space: [B, T * D] -> [B, classes]"""
         by_step = features.split(self.feature_dim, dim=1)
-        spans = pairwise([0, *self.boundaries])  # the classes of each step
+        spans = pairwise([0, *self.spaces])  # the classes of each space
         scores = [
             SCALE * cosine(self.aligned(own), self.prototypes.means[first:last])
             for own, (first, last) in zip(by_step, spans, strict=True)

@@ -61,10 +61,16 @@ class Conventional(Learner):
     # --- what all of them have ------------------------------------------------------------------------------------
 
     def prepare(self, increment: Increment, rows: Tensor) -> None:
-        """Count the images of each class in the training set of a step, for the count-aware cross-entropy."""
+        """Count the images of each class in the training set of a step, for the count-aware cross-entropy.
+
+        A method without exemplars has no images of old classes to balance. It gets the new classes' mean number for
+        each of them, so that the loss of old against new classes stays what it is."""
         labels = increment.train.labels
         counts = torch.bincount(labels[rows.to(labels.device)], minlength=increment.seen_now).to(self.engine.device)
-        old, new = counts.split([increment.seen_before, len(increment.classes)])
+        old, new = counts.float().split([increment.seen_before, len(increment.classes)])
+        if not old.any():
+            old = new.mean().expand(len(old))
+        counts = torch.cat([old, new])
         prior = self.settings.framework.prior
         self.prior, self.prior_of_groups = prior(counts), prior(torch.cat([old.sum(dim=0, keepdim=True), new]))
 

@@ -17,6 +17,7 @@ from ffcil.losses import cross_entropy
 from ffcil.methods.learner import LearnerSettings, MethodConfig
 from ffcil.methods.parts.adapters import AdapterConfig, StepAdapters, step_of
 from ffcil.methods.parts.prototypes import SCALE
+from ffcil.methods.parts.spaces import ComparableScores
 from ffcil.methods.pretrained import Network, Pretrained
 from ffcil.methods.registry import register
 from ffcil.models.class_statistics import class_means
@@ -77,21 +78,26 @@ class EASE(Pretrained):
         """Head of the newest step's training."""
         self.register_buffer("prototypes", torch.empty(0, 0, self.feature_dim, device=self.engine.device))
         """Prototype of each class in the subspace of each step, [classes, steps, D]: a mean feature or synthesised."""
+        if settings.framework.comparable:
+            self.comparable = ComparableScores().to(self.engine.device)
 
     def grow(self, increment: Increment) -> None:
         super().grow(increment)
-        if increment.seen_before:
+        if self.opens_space:
             self.steps.keep_newest()
             self.steps.newest.load_state_dict(self.fresh_adapters(self.config.rank).state_dict())
         self.head = GrowingCosine(self.feature_dim).to(self.engine.device)
         self.head.grow(len(increment.classes))
         for part in (self.steps.newest, self.head):
-            part.requires_grad_(len(increment.classes) > 1)
-        self.prototypes = F.pad(self.prototypes, (0, 0, 0, 1, 0, len(increment.classes)))
+            part.requires_grad_(self.tunes and len(increment.classes) > 1)
+        new_spaces = len(self.spaces) - self.prototypes.shape[1]
+        self.prototypes = F.pad(self.prototypes, (0, 0, 0, new_spaces, 0, len(increment.classes)))
+        if self.settings.framework.comparable:
+            self.comparable.grow(len(self.spaces))
 
     def training_plan(self, increment: Increment) -> Training | None:
         # the cross-entropy of a single class is 0, and fresh adapters change nothing
-        return self.train_on_images(increment) if len(increment.classes) > 1 else None
+        return super().training_plan(increment) if len(increment.classes) > 1 else None
 
     def features(self, images: Tensor) -> Tensor:
         return self.adapted(self.steps.newest, images)
@@ -102,19 +108,32 @@ class EASE(Pretrained):
         return loss + self.centre_loss(features, targets)
 
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
-        new = slice(increment.seen_before, increment.seen_now)
-        *earlier, _ = self.fixed_networks()
-        for step, network in enumerate(earlier):
-            self.prototypes[new, step] = class_means(*self.extract_features(increment, network), increment.classes)
-        self.prototypes[new, -1] = class_means(features, targets, increment.classes)
+        *earlier, _ = self.networks()
+        for space, network in enumerate(earlier):
+            means = class_means(*self.extract_features(increment, network), increment.classes)
+            self.prototypes[increment.seen_before :, space] = means
+        classes = targets.unique()
+        self.prototypes[classes, -1] = class_means(features, targets, classes.tolist())
         self._synthesise_missing()
+        if self.settings.framework.comparable:
+            self._observe_scores(increment)
         return {}
+
+    def restart(self) -> None:
+        if self.settings.framework.comparable:
+            self.comparable.sums.zero_()
+
+    def _observe_scores(self, increment: Increment) -> None:
+        by_step = [self.extract_features(increment, network)[0] for network in self.networks()]
+        features, targets = torch.cat(by_step, dim=1), increment.train.labels[increment.rows]
+        for some, classes in zip(features.split(1000), targets.split(1000), strict=True):
+            self.comparable.observe(self._cosines(some), classes, self._classes_and_spaces()[1])
 
     def _synthesise_missing(self) -> None:
         """Synthesise the old classes' prototypes in the newest subspace or, with `refresh`, in all later subspaces.
 
         Only mean features are used: a class has them in its own subspace and in all earlier ones."""
-        newest, spans = len(self.boundaries) - 1, list(pairwise([0, *self.boundaries]))
+        newest, spans = len(self.spaces) - 1, list(pairwise([0, *self.spaces]))
         for later in range(1 if self.config.refresh else newest, newest + 1):
             new = self.prototypes[spans[later][0] :]
             for own, (first, last) in enumerate(spans[:later]):
@@ -122,13 +141,21 @@ class EASE(Pretrained):
                     self.prototypes[first:last, own], new[:, own], new[:, later]
                 )
 
-    def fixed_networks(self) -> Sequence[Network]:
-        """One network per step. The newest adapters, too, will not change before they are kept."""
+    def networks(self) -> list[Network]:
+        """One network per space. Once it is tuned, the newest one, too, will not change before it is kept."""
         return [partial(self.adapted, adapters) for adapters in self.steps]
+
+    def fixed_networks(self) -> Sequence[Network]:
+        return self.networks() if self.is_tuned else []
 
     def classify(self, features: Tensor) -> Tensor:
         """Scores of features of which each may belong to any class in its own subspace, as those of HA do."""
-        return SCALE * cosine(features, self.prototypes[self._classes_and_steps()])
+        return self._compared(SCALE * cosine(features, self.prototypes[self._classes_and_spaces()]))
+
+    def _compared(self, scores: Tensor) -> Tensor:
+        """Standardise the scores of each space, if that is on."""
+        framework = self.settings.framework
+        return self.comparable(scores, self._classes_and_spaces()[1]) if framework.comparable else scores
 
     def subspace_weights(self) -> Tensor:
         """Weight of each subspace in the score of each class, [classes, steps]
@@ -138,15 +165,19 @@ class EASE(Pretrained):
         """
         classes, steps = self.prototypes.shape[:2]
         weights = self.prototypes.new_full((classes, steps), self.config.other_weight / max(steps - 1, 1))
-        weights[self._classes_and_steps()] = 1.0
+        weights[self._classes_and_spaces()] = 1.0
         return weights
 
-    def _classes_and_steps(self) -> tuple[Tensor, Tensor]:
-        """All classes, and the step at which each arrived."""
+    def _classes_and_spaces(self) -> tuple[Tensor, Tensor]:
+        """All classes, and the space of each."""
         classes = torch.arange(len(self.prototypes), device=self.prototypes.device)
-        return classes, step_of(classes, self.boundaries)
+        return classes, step_of(classes, self.spaces)
 
     def score_features(self, features: Tensor) -> Tensor:
+        return self._compared(self._cosines(features))
+
+    def _cosines(self, features: Tensor) -> Tensor:
+        """Scaled, weighted cosines of each class over all spaces: [B, T * D] -> [B, classes]"""
         by_step = self.aligned(features.unflatten(1, (-1, self.feature_dim)))  # [B, T, D]
         weighted = F.normalize(self.prototypes, dim=-1) * self.subspace_weights()[:, :, None]  # [C, T, D]
         return SCALE * F.normalize(by_step, dim=-1).flatten(1) @ weighted.flatten(1).mT

@@ -116,7 +116,8 @@ def _distances(units: Tensor, means: Tensor, metrics: Tensor) -> Tensor:
 class FeCAM(Pretrained):
     """Every class has its own covariance of features: the paper's form for many images.
 
-    Adapters and a cosine head are trained in the first step and then frozen. Features are scaled to length 1 before
+    Adapters and a cosine head are trained in the first step, or in the first with `flow.enough` classes, and then
+    frozen. Features are scaled to length 1 before
     statistics are computed, as in the authors' scripts for a ViT, and covariances are shrunk once, as in the paper.
 
     HA is trained on drawn features of earlier classes, which have the variances of these classes but not their
@@ -147,17 +148,16 @@ class FeCAM(Pretrained):
     def grow(self, increment: Increment) -> None:
         super().grow(increment)
         self.metrics.grow(increment.seen_now)
-        if increment.seen_before == 0:
-            self.head.grow(increment.seen_now)
-        else:
-            self.adapters.requires_grad_(False)
-            self.head.requires_grad_(False)
+        if self.tunes_first:
+            self.head.grow(len(increment.classes))
+        for part in (self.adapters, self.head):
+            part.requires_grad_(self.tunes_first)
 
     def training_plan(self, increment: Increment) -> Training | None:
-        return self.train_on_images(increment) if increment.seen_before == 0 else None
+        return self.train_on_images(increment) if self.tunes_first else None
 
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
-        return self.reduce(cross_entropy(self.head(self.features(images)), targets), targets)
+        return self.reduce(cross_entropy(self.head(self.features(images)), targets - self.old_classes), targets)
 
     def features(self, images: Tensor) -> Tensor:
         return self.adapted(self.adapters, images)

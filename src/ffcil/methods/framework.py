@@ -66,7 +66,7 @@ class Framework:
 
     def prior(self, counts: Tensor) -> Tensor | None:
         """What the cross-entropy adds to the logits if classes have these numbers of images, [C]; None: nothing."""
-        return log_prior(counts.float(), self.adjust) if self.adjust else None
+        return log_prior(counts, self.adjust) if self.adjust else None
 
     def describe(self) -> dict[str, Any]:
         """Return the parts as the records of a run keep them. `flow` has the parts of flow that are on, if any is."""

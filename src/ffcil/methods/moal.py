@@ -4,7 +4,7 @@ Gao et al., "Knowledge Memorization and Rumination for Pre-trained Model-based C
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ffcil.data.augment import Draws
 from ffcil.data.ragged import image_sizes
+from ffcil.errors import InputError
 from ffcil.losses import cross_entropy
 from ffcil.methods.learner import LearnerSettings, MethodConfig
 from ffcil.methods.parts.analytic import SCALE, AnalyticConfig, is_largest_step, sample_weights
@@ -75,7 +76,8 @@ class MoAL(Pretrained):
       the first step are kept, where the code draws a new head.
 
     Under class-wise mean, all classes of a step have equal weights in the sums, and all classes seen in the candidates
-    for rumination. The first step chooses lambda once, unless `ridge_from` differs.
+    for rumination. The first step chooses lambda once, unless `ridge_from` differs or `flow.shared_ridge` lets the
+    images of all steps choose it. With `flow.enough`, the first step that has enough classes adapts freely.
     """
 
     title = "MoAL"
@@ -95,12 +97,21 @@ class MoAL(Pretrained):
         """Head of the training only."""
         bound = self.feature_dim**-0.5
         draw = partial(nn.init.uniform_, a=-bound, b=bound)
-        head = partial(RecursiveHead, batch=settings.train.batch) if self.config.released else AnalyticHead
-        self.analytic = head(self.feature_dim, self.config.hidden, draw).to(self.engine.device)
+        self.analytic = self._build_head(draw).to(self.engine.device)
         self.running = copy.deepcopy(self.adapters).requires_grad_(False)
         """Running mean of the adapters over the epochs of a step, which starts from the step before."""
         self.earlier = copy.deepcopy(self.adapters).requires_grad_(False)
         """The adapters at the end of the step before."""
+
+    def _build_head(self, draw: Callable[[Tensor], Tensor]) -> AnalyticHead | RecursiveHead:
+        framework = self.settings.framework
+        if not self.config.released:
+            return AnalyticHead(self.feature_dim, self.config.hidden, draw, framework.shared_ridge)
+        if framework.shared_ridge or framework.enough > 1:
+            raise InputError(
+                "options.released=true is the authors' code, without the parts of flow: set framework=none."
+            )
+        return RecursiveHead(self.feature_dim, self.config.hidden, draw, self.settings.train.batch)
 
     @property
     def may_collapse(self) -> bool:
@@ -116,9 +127,11 @@ class MoAL(Pretrained):
         for copied in (self.running, self.earlier):
             copied.load_state_dict(self.adapters.state_dict())
 
-    def training_plan(self, increment: Increment) -> Training:
-        # the first step adapts freely
-        return self.train_on_images(increment, after_epoch=self._average if increment.seen_before else None)
+    def training_plan(self, increment: Increment) -> Training | None:
+        if not self.tunes:
+            return None
+        # the first tuning is free
+        return self.train_on_images(increment, after_epoch=None if self.tunes_first else self._average)
 
     @torch.no_grad()
     def _average(self) -> None:
@@ -132,7 +145,7 @@ class MoAL(Pretrained):
         return self.reduce(cross_entropy(self.head(self.features(images)), targets), targets)
 
     def finish(self, increment: Increment) -> dict[str, Any]:
-        if increment.seen_before:
+        if not self.tunes_first:
             self.adapters.load_state_dict(self.running.state_dict())
         return super().finish(increment)
 
@@ -142,11 +155,14 @@ class MoAL(Pretrained):
 
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
         self.statistics.remember(features, targets)
-        memorised, labels, first = features, targets, increment.seen_before == 0
+        memorised, labels = features, targets
+        # a classifier starts with the first step, and again if earlier classes waited for this step to tune the network
+        first = increment.seen_before == 0 or bool((targets < increment.seen_before).any())
         if self.config.released:
             (memorised,), labels = self.augmented_features(increment, "memorising", self.features)
         weights = sample_weights(labels, self.reduce)
-        if first if self.config.ridge_from == "published" else is_largest_step(self.boundaries):
+        by_this_step = first if self.config.ridge_from == "published" else is_largest_step(self.boundaries)
+        if by_this_step or self.settings.framework.shared_ridge:
             self.analytic.choose(memorised, labels, self.generator(increment, "ridge"), weights)
         if not first:
             self._move_means(increment, features)
@@ -157,6 +173,10 @@ class MoAL(Pretrained):
         ruminated = 0 if first else self._ruminate(increment, features, targets)
         notes = {"ridge": self.analytic.ridge.item(), "ruminated": ruminated}
         return {**notes, "collapsed": self.analytic.collapsed} if self.config.released else notes
+
+    def restart(self) -> None:
+        if isinstance(self.analytic, AnalyticHead):
+            self.analytic.restart()
 
     def _move_means(self, increment: Increment, features: Tensor) -> None:
         """Move the old classes' means as the features of the step's images moved."""

@@ -96,13 +96,15 @@ class MOS(Pretrained):
 
     def grow(self, increment: Increment) -> None:
         super().grow(increment)
-        if increment.seen_before:
+        if self.opens_space:
             self.steps.keep_newest()
         for part in (self.gaussians, self.head, self.prototypes):
             part.grow(increment.seen_now)
         self.stepped.zero_()
 
-    def training_plan(self, increment: Increment) -> Training:
+    def training_plan(self, increment: Increment) -> Training | None:
+        if not self.tunes:
+            return None
         adapters, head = list(self.steps.newest.parameters()), list(self.head.parameters())
         return self.train_on_images(increment, groups=[ParameterGroup(adapters), ParameterGroup(head, HEAD_RATE)])
 
@@ -138,9 +140,10 @@ class MOS(Pretrained):
             own.lerp_(earlier, rate)
 
     def finish(self, increment: Increment) -> dict[str, Any]:
-        if self.steps.kept:
-            self.merge(self.stepped)  # after the last optimiser step
-        self.remember_adapters()
+        if self.tunes:
+            if self.steps.kept:
+                self.merge(self.stepped)  # after the last optimiser step
+            self.remember_adapters()
         return super().finish(increment)
 
     @torch.no_grad()
@@ -157,15 +160,20 @@ class MOS(Pretrained):
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
         self.gaussians.remember(features, targets)
         notes = {}
-        if increment.seen_before:  # in the first step, all classes of the head were just learned together
+        if increment.seen_before or not self.tunes:  # otherwise all classes of the head were just learned together
             generator = self.generator(increment, "drawn features")
             notes["head_loss"] = self.head_training.train(self.head, self.gaussians, generator)
-            features, targets = self.extract_features(increment, self.fixed_networks()[0])
+        if self.steps.kept:
+            features, targets = self.extract_features(increment, self.networks()[0])
         self.prototypes.remember(features, targets)
         return notes
 
-    def fixed_networks(self) -> Sequence[Network]:
+    def networks(self) -> list[Network]:
+        """One network per set of adapters."""
         return [partial(self.adapted, adapters) for adapters in self.steps]
+
+    def fixed_networks(self) -> Sequence[Network]:
+        return self.networks() if self.is_tuned else []
 
     def classify(self, features: Tensor) -> Tensor:
         scores: Tensor = self.head(features)
@@ -176,7 +184,7 @@ class MOS(Pretrained):
         by_step = self.aligned(features.unflatten(1, (-1, self.feature_dim)))  # [B, T, D]
         cosines = cosine(by_step[:, 0], self.prototypes.means)  # [B, C]
         of_head = self.classify(by_step)  # [B, T, C]
-        first, following = (step_of(scores.argmax(dim=-1), self.boundaries) for scores in (cosines, of_head))
+        first, following = (step_of(scores.argmax(dim=-1), self.spaces) for scores in (cosines, of_head))
         retrieved = retrieve(first, following)
         refined = of_head[torch.arange(len(retrieved), device=retrieved.device), retrieved]  # [B, C]
-        return refined.softmax(dim=1) + (len(self.boundaries) * cosines).softmax(dim=1)
+        return refined.softmax(dim=1) + (len(self.spaces) * cosines).softmax(dim=1)

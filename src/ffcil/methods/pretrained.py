@@ -1,5 +1,6 @@
 """`Pretrained`: the base of all methods on a frozen, pre-trained ViT, with Head-Agnostic Alignment (HA)."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -8,10 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ffcil.config.settings import Phase
 from ffcil.errors import InputError
 from ffcil.ha import ClassStatistics, HeadAgnosticAlignment, alignment_loss, draw_surrogates
 from ffcil.losses import ClassCentres
 from ffcil.methods.learner import Learner, LearnerSettings, MethodConfig, finite_or_none
+from ffcil.methods.parts.spaces import WaitingFeatures, space_boundaries, tuning_steps
+from ffcil.models.analytic import fit_drift
 from ffcil.models.tuners import Adapters, Tuning
 from ffcil.models.vit import UNTUNED, build_vit
 from ffcil.stream import Increment
@@ -40,6 +44,10 @@ class Pretrained(Learner):
 
     After the training of a step, the features of its images are extracted once (`extract_features`), the method fits
     its classifier to them (`fit_classifier`), HA is trained if it is on, and the statistics of the classes are stored.
+
+    A step with fewer classes than `flow.enough` does not tune the network: its classes are learned in the latest space.
+    Classes that arrive before the first tuning are learned in the untuned space. At the first tuning their features are
+    moved to the tuned space, and the classifier is fitted to them and to the step's features together.
     """
 
     pretrained = True
@@ -61,6 +69,7 @@ class Pretrained(Learner):
         if settings.framework.ha is not None:
             alignment = HeadAgnosticAlignment(width, settings.framework.ha.bottleneck)
             self.ha = alignment.to(device).requires_grad_(False)
+        self.waiting = WaitingFeatures(width, device)
 
     # --- what a method defines ------------------------------------------------------------------------------------
 
@@ -80,11 +89,20 @@ class Pretrained(Learner):
 
     @abstractmethod
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
-        """Fit the classifier to the features [N, D], before HA, of all images of a step. Returns notes."""
+        """Fit the classifier to the features [N, D], before HA, of all images of a step. Returns notes.
+
+        At the first tuning, features of classes that waited for it come first, and `restart` was called."""
+
+    def restart(self) -> None:
+        """Forget what the classifier has summed up over the steps so far; means and the like are replaced anyway."""
+
+    def untuned_features(self, images: Tensor) -> Tensor:
+        """What `features` returns before the network is tuned."""
+        return self.vit_features(images)
 
     def fixed_networks(self) -> Sequence[Network]:
         """Networks that never change again, those of earlier steps first. Test features are computed once by each."""
-        return [self.features] if self.fixed_features else []
+        return [self.features] if self.fixed_features and self.is_tuned else []
 
     def changing_network(self) -> Network | None:
         """A network that may change in a later step. Its features follow those of the fixed networks."""
@@ -95,6 +113,44 @@ class Pretrained(Learner):
         return self.classify(self.aligned(features))
 
     # --- what all methods have ------------------------------------------------------------------------------------
+
+    @property
+    def spaces(self) -> list[int]:
+        """Number of classes in the first space, in the first two, ...; without `flow.enough`, a space is a step."""
+        return space_boundaries(self.boundaries, self.settings.framework.enough)
+
+    @property
+    def opens_space(self) -> bool:
+        """Whether the newest step opens a space after the first one."""
+        return len(self.spaces) > max(1, len(space_boundaries(self.boundaries[:-1], self.settings.framework.enough)))
+
+    @property
+    def tunes(self) -> bool:
+        """Whether the newest step tunes the network."""
+        return self._tuning_steps[-1]
+
+    @property
+    def tunes_first(self) -> bool:
+        """Whether the newest step is the first that tunes the network."""
+        return self.tunes and not any(self._tuning_steps[:-1])
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether some step has tuned the network, or no step ever will."""
+        return not self.trains or any(self._tuning_steps)
+
+    @property
+    def _tuning_steps(self) -> list[bool]:
+        return tuning_steps(self.boundaries, self.settings.framework.enough)
+
+    def phase(self, increment: Increment) -> Phase:
+        """Epochs and learning rates of a step, with at least `flow.min_steps` optimiser steps."""
+        train = self.settings.train
+        batches = max(1, math.ceil(len(self.training_rows(increment)) / train.batch))
+        return (train.first if self.tunes_first else train.later).lasting(batches, self.settings.framework.min_steps)
+
+    def training_plan(self, increment: Increment) -> Training | None:
+        return self.train_on_images(increment) if self.trains and self.tunes else None
 
     @property
     def old_classes(self) -> int:
@@ -154,12 +210,25 @@ class Pretrained(Learner):
         return features, increment.train.labels[increment.rows]
 
     def finish(self, increment: Increment) -> dict[str, Any]:
-        features, targets = self.extract_features(increment)
+        features, targets = self._with_waiting(increment, *self.extract_features(increment))
         notes = self.fit_classifier(increment, features, targets)
         if self.ha is not None:
             notes["ha_loss"] = finite_or_none(self._train_ha(self.ha, increment, features, targets))
         self.statistics.remember(features, targets)
         return {"alignment": None, **notes}
+
+    def _with_waiting(self, increment: Increment, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Let the features of a step wait for the first tuning, or add those that waited for this step to tune."""
+        if not self.is_tuned:
+            self.waiting.add(features, targets)
+        elif len(self.waiting):
+            untuned, _ = self.extract_features(increment, self.untuned_features)
+            moved = fit_drift(untuned, features, self.generator(increment, "waiting"))(self.waiting.features)
+            self.statistics.remember(moved, self.waiting.targets)  # HA draws from them
+            features, targets = torch.cat([moved, features]), torch.cat([self.waiting.targets, targets])
+            self.waiting.clear()
+            self.restart()
+        return features, targets
 
     def _train_ha(
         self, alignment: HeadAgnosticAlignment, increment: Increment, features: Tensor, targets: Tensor
@@ -198,7 +267,7 @@ class Pretrained(Learner):
     def state(self) -> dict[str, Any]:
         """The state without the ViT, which never changes and is large; a fingerprint of its weights instead."""
         own = {key: value for key, value in self.state_dict().items() if not key.startswith(VIT)}
-        return {**super().state(), "modules": own, "weights": self._weights}
+        return {**super().state(), "modules": own, "weights": self._weights, **self.waiting.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         if state.get("weights") != self._weights:
@@ -208,6 +277,7 @@ class Pretrained(Learner):
         modules = {key: value for key, value in known.items() if key.startswith(VIT)}
         modules |= {_present_key(key, known): value for key, value in state["modules"].items()}
         super().restore({**state, "modules": modules})
+        self.waiting.restore(state)
 
 
 def _present_key(key: str, known: Mapping[str, Any]) -> str:

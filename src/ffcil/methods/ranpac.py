@@ -21,9 +21,11 @@ from ffcil.training.fit import Training
 
 @register("ranpac")
 class RanPAC(Pretrained):
-    """The sums run over all steps. Every step chooses lambda again from its own images, unless `ridge_from` differs.
+    """The sums run over all steps. Every step chooses lambda again from its own images, unless `ridge_from` differs or
+    `flow.shared_ridge` lets the images of all steps choose it.
 
-    Adapters and a cosine head are trained in the first step and then frozen.
+    Adapters and a cosine head are trained in the first step, or in the first with `flow.enough` classes, and then
+    frozen.
 
     Under class-wise mean, the classes of a step have equal weights in the sums and in the choice of lambda. The weight
     of a whole step is its number of images.
@@ -42,22 +44,23 @@ class RanPAC(Pretrained):
         self.adapters = self.fresh_adapters(self.config.rank)
         self.head = GrowingCosine(self.feature_dim).to(self.engine.device)
         """Head of the first step's training."""
-        self.analytic = AnalyticHead(self.feature_dim, self.config.hidden, nn.init.normal_).to(self.engine.device)
+        self.analytic = AnalyticHead(
+            self.feature_dim, self.config.hidden, nn.init.normal_, settings.framework.shared_ridge
+        ).to(self.engine.device)
 
     def grow(self, increment: Increment) -> None:
         super().grow(increment)
         self.analytic.grow(increment.seen_now)
-        if increment.seen_before == 0:
-            self.head.grow(increment.seen_now)
-        else:
-            self.adapters.requires_grad_(False)
-            self.head.requires_grad_(False)
+        if self.tunes_first:
+            self.head.grow(len(increment.classes))
+        for part in (self.adapters, self.head):
+            part.requires_grad_(self.tunes_first)
 
     def training_plan(self, increment: Increment) -> Training | None:
-        return self.train_on_images(increment) if increment.seen_before == 0 else None
+        return self.train_on_images(increment) if self.tunes_first else None
 
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
-        return self.reduce(cross_entropy(self.head(self.features(images)), targets), targets)
+        return self.reduce(cross_entropy(self.head(self.features(images)), targets - self.old_classes), targets)
 
     def features(self, images: Tensor) -> Tensor:
         return self.adapted(self.adapters, images)
@@ -66,9 +69,13 @@ class RanPAC(Pretrained):
         scores: Tensor = self.analytic(features)
         return SCALE * scores
 
+    def restart(self) -> None:
+        self.analytic.restart()
+
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
         weights = sample_weights(targets, self.reduce)
-        if self.config.ridge_from == "published" or is_largest_step(self.boundaries):
+        shared = self.settings.framework.shared_ridge
+        if shared or self.config.ridge_from == "published" or is_largest_step(self.boundaries):
             self.analytic.choose(features, targets, self.generator(increment, "ridge"), weights)
         self.analytic.add(features, targets, weights)
         self.analytic.solve()

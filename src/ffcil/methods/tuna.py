@@ -102,7 +102,7 @@ class TUNA(Pretrained):
     @torch.no_grad()
     def grow(self, increment: Increment) -> None:
         super().grow(increment)
-        if increment.seen_before:
+        if self.opens_space:
             self.steps.keep_newest()
             self.directions = torch.cat([self.directions, mean_directions(self.steps.newest)[None]])
         self.gaussians.grow(increment.seen_now)
@@ -140,7 +140,7 @@ class TUNA(Pretrained):
 
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
         self.gaussians.remember(features, targets)
-        if not increment.seen_before:  # all classes of the head were just learned together
+        if not increment.seen_before and self.tunes:  # all classes of the head were just learned together
             return {}
         generator = self.generator(increment, "drawn features")
         return {"head_loss": self.head_training.train(self.head, self.gaussians, generator, self.mean_scale())}
@@ -158,7 +158,7 @@ class TUNA(Pretrained):
         return decay_of_means(step_of(classes, self.boundaries), now)
 
     def fixed_networks(self) -> Sequence[Network]:
-        return [partial(self.adapted, adapters) for adapters in self.steps]
+        return [partial(self.adapted, adapters) for adapters in self.steps] if self.is_tuned else []
 
     @property
     def uses_universal(self) -> bool:
@@ -166,14 +166,16 @@ class TUNA(Pretrained):
         return bool(self.steps.kept) and not self.config.released
 
     def changing_network(self) -> Network | None:
-        return partial(self.adapted, self.universal) if self.uses_universal else None
+        if self.uses_universal:
+            return partial(self.adapted, self.universal)
+        return super().changing_network()
 
     def classify(self, features: Tensor) -> Tensor:
         scores: Tensor = self.head(features)
         return scores
 
     def score_features(self, features: Tensor) -> Tensor:
-        by_step = features.unflatten(1, (-1, self.feature_dim))[:, : len(self.boundaries)]  # [B, T, D]
+        by_step = features.unflatten(1, (-1, self.feature_dim))[:, : len(self.spaces)]  # [B, T, D]
         probabilities = self.classify(self.aligned(by_step)).softmax(dim=-1)  # [B, T, C]
         surest = torch.special.entr(probabilities).sum(dim=-1).argmin(dim=1)  # least entropy, [B]
         chosen = probabilities[torch.arange(len(surest), device=surest.device), surest]  # [B, C]

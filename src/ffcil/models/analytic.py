@@ -65,9 +65,17 @@ class AnalyticHead(RandomFeatureHead):
 
     gram: Tensor
     moments: Tensor
+    errors: Tensor | None
 
-    def __init__(self, features: int, hidden: int, draw: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, features: int, hidden: int, draw: Callable[[Tensor], Tensor], shared_ridge: bool = False
+    ) -> None:
+        """`draw` fills the fixed projection [hidden, features] in place. With `shared_ridge`, all calls of `choose` so
+        far choose lambda together."""
         super().__init__(features, hidden, draw, torch.float64)
+        zeros = torch.zeros(len(RIDGES), dtype=torch.float64)
+        self.register_buffer("errors", zeros if shared_ridge else None)
+        """Squared errors of each of `RIDGES`, summed over all predicted rows and classes, [ridges]"""
         self.register_buffer("gram", torch.zeros(hidden, hidden, dtype=torch.float64))
         self.register_buffer("moments", torch.zeros(hidden, 0, dtype=torch.float64))
         """Q, [H, C]"""
@@ -90,6 +98,12 @@ class AnalyticHead(RandomFeatureHead):
         """Scale the regression targets of everything so far."""
         self.moments.mul_(factor)
 
+    def restart(self) -> None:
+        """Set the sums to zero."""
+        for sums in (self.gram, self.moments, self.errors):
+            if sums is not None:
+                sums.zero_()
+
     @torch.no_grad()
     def solve(self) -> None:
         """Compute the weights from the present sums."""
@@ -99,13 +113,20 @@ class AnalyticHead(RandomFeatureHead):
     def choose(
         self, features: Tensor, targets: Tensor, generator: torch.Generator, weights: Tensor | None = None
     ) -> None:
-        """Choose lambda from these features only: of the shuffled rows, 80 % are fitted and the rest are predicted."""
+        """Choose lambda: of the shuffled rows, 80 % are fitted and the rest are predicted.
+
+        It depends on these features only or, if the ridge is shared, on the sum of the squared errors of all calls. So
+        one or two classes, which every ridge separates, have little to say about the ridge of all others."""
         order = torch.randperm(len(features), generator=generator, device=features.device)
         expanded, wanted = self.expand(features[order]).double(), self._wanted(targets[order])
         if weights is not None:  # weighted squares are squares of scaled rows
             scale = weights[order].double().sqrt()[:, None]
             expanded, wanted = expanded * scale, wanted * scale
-        self.ridge.fill_(choose_ridge(expanded, wanted, int(0.8 * len(order))))
+        fitted = int(0.8 * len(order))
+        errors = ridge_errors(expanded, wanted, fitted)
+        if self.errors is not None:
+            errors = self.errors.add_(errors * max(len(order) - fitted, 1) * self.classes)
+        self.ridge.fill_(RIDGES[int(errors.argmin())])
 
 
 def class_balanced(targets: Tensor) -> Tensor:

@@ -119,6 +119,7 @@ def narrow(
     *,
     datasets: Sequence[str] = (),
     methods: Sequence[str] = (),
+    settings: Sequence[str] = (),
     seeds: Sequence[int] = (),
     assignments: Sequence[str] = (),
     data: Sequence[str] = (),
@@ -129,10 +130,12 @@ def narrow(
 
     `datasets` names recipes: groups keep only these, and a recipe that no group has replaces those of every group.
     Groups keep only the `methods`; a method that no group has joins the groups of its kind (with or without a
-    pre-trained backbone), or every group if none is of its kind. `called` is the study's name in error messages.
+    pre-trained backbone), or every group if none is of its kind. Groups keep only the `settings`. `called` is the
+    study's name in error messages.
     """
     groups = _keep(study, study.groups, "methods", methods, lambda method, group: _joins(study, method, group))
     groups = _keep(study, groups, "recipes", [_recipe(name) for name in datasets], lambda recipe, group: True)
+    groups = _with_settings(groups, settings)
     over = parse_assignments(assignments)
     for field in _dotted_names(over):
         if owner := _field_of_study(study, field):
@@ -167,6 +170,18 @@ def _keep(
         if own:
             kept.append(group.model_copy(update={field: tuple(dict.fromkeys(own))}))
     return tuple(kept)
+
+
+def _with_settings(groups: tuple[Group, ...], names: Sequence[str]) -> tuple[Group, ...]:
+    """Groups that have only the settings `names`."""
+    known = {name for group in groups for name in group.settings}
+    for name in names:
+        if name not in known:
+            raise unknown("setting", name, sorted(known))
+    if not names:
+        return groups
+    kept = ((group, {name: own for name, own in group.settings.items() if name in names}) for group in groups)
+    return tuple(group.model_copy(update={"settings": settings}) for group, settings in kept if settings)
 
 
 def _joins(study: Study, method: str, group: Group) -> bool:
