@@ -1,4 +1,4 @@
-"""WA and DIWA compared with equations (10) to (13) of the paper."""
+"""WA, DIWA and shrunk WA compared with equations (10) to (13) of the paper."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import seeded
-from ffcil.alignment import diwa, intervention, row_norms, weight_alignment
+from conftest import Make, seeded, small_stream
+from ffcil.alignment import diwa, intervention, row_norms, shrunk_alignment, weight_alignment
 
 
 def head(old: int, new: int, seed: int = 0) -> torch.Tensor:
@@ -113,3 +113,36 @@ def test_invalid_arguments_are_an_error(old: int, eta: float) -> None:
         weight_alignment(head(3, 2), old, eta)
     with pytest.raises(ValueError, match="tau above 0"):
         intervention(3, tau=0)
+
+
+@pytest.mark.parametrize("past", [[], [(10, 0.6)], [(10, 0.6), (2, 0.8), (7, 0.5)]])
+def test_shrunk_alignment_is_a_weighted_geometric_mean_of_ratios(past: list[tuple[int, float]]) -> None:
+    torch.manual_seed(0)
+    weight = torch.cat([torch.randn(6, 4), 3 * torch.randn(2, 4)])
+    original = weight.clone()
+    done = shrunk_alignment(weight, 6, past, trust=5.0)
+    assert done is not None
+    ratio = original[:6].norm(dim=1).mean() / original[6:].norm(dim=1).mean()
+    expected = ratio.item()
+    if past:
+        logs = [math.log(past_ratio) for size, past_ratio in past for _ in range(size)]
+        expected = math.exp((2 * math.log(ratio) + 5 * sum(logs) / len(logs)) / 7)
+    assert done.gamma == pytest.approx(expected, rel=1e-5)
+    torch.testing.assert_close(weight[6:], expected * original[6:])
+    assert torch.equal(weight[:6], original[:6])
+    assert shrunk_alignment(weight, 0, past) is None
+
+
+def test_shrunk_alignment_uses_the_steps_of_its_own_run(make_learner: Make) -> None:
+    """A restored learner goes on as the uninterrupted one."""
+    learner, stream = make_learner(method="icarl", alignment="shrunk"), small_stream([2, 2, 1])
+    notes = [learner.learn(increment) for increment in stream]
+    ratios = [(done["alignment"]["old_norm"] / done["alignment"]["new_norm"]) for done in notes[1:]]
+    by_hand = math.exp((1 * math.log(ratios[1]) + 5 * math.log(ratios[0])) / 6)
+    assert notes[2]["alignment"]["gamma"] == pytest.approx(by_hand)
+    again = make_learner(method="icarl", alignment="shrunk")
+    for increment in stream:
+        again.begin(increment)
+    again.restore(learner.state())
+    assert again.past_ratios == learner.past_ratios
+    assert len(again.past_ratios) == 2

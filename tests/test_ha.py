@@ -15,12 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from conftest import Make, seeded, small_config, small_stream
+from ffcil.config.settings import HaSettings
 from ffcil.errors import InputError
 from ffcil.ha import ClassStatistics, HeadAgnosticAlignment, alignment_loss, draw_surrogates
-from ffcil.losses import REDUCTIONS
+from ffcil.losses import REDUCTIONS, mean
 from ffcil.methods.framework import Framework
+from ffcil.methods.parts.ha_training import AlignmentTraining
 from ffcil.models.heads import cosine
 from ffcil.runs.run import evaluate
+from ffcil.training.engine import Engine
 from oracles import cross_entropy, reduced
 
 
@@ -233,3 +236,29 @@ def test_a_learner_trains_it_like_a_plain_loop(make_learner: Make, method: str, 
     assert notes["ha_loss"] == pytest.approx(sum(losses) / 4, rel=1e-3)
     for ours, expected in zip(learner.ha.parameters(), alignment.parameters(), strict=True):
         torch.testing.assert_close(ours, expected.detach(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("harmful", [False, True])
+def test_the_guard_keeps_only_what_helps_on_held_out_features(harmful: bool) -> None:
+    """A useful HA separates two overlapping classes; a learning rate that destroys the features is undone."""
+    torch.manual_seed(0)
+    rate = 1e3 if harmful else 1e-2
+    settings = HaSettings(use=True, guard=True, identity="none", epochs=20, batch=32, surrogates=0, learning_rate=rate)
+    rows = torch.eye(8)[:2]
+    targets = torch.arange(200) % 2
+    # the classes differ in a direction that the classifier does not use
+    features = torch.randn(200, 8) * 0.1 + 3 * torch.eye(8)[2 + targets]
+    training = AlignmentTraining(
+        settings, lambda aligned: aligned @ rows.T, mean, Engine.create("cpu", small_config().train)
+    )
+    alignment = HeadAgnosticAlignment(8)
+    before = copy.deepcopy(alignment.state_dict())
+    if harmful:  # perfect before the training
+        features = features + 5 * rows[targets]
+    known = (ClassStatistics(8), 0)
+    notes = training.train(alignment, features, targets, known, torch.Generator().manual_seed(0))
+    assert notes["ha_kept"] is not harmful
+    unchanged = all(torch.equal(before[name], value) for name, value in alignment.state_dict().items())
+    assert unchanged is harmful
+    correct = (alignment(features) @ rows.T).argmax(dim=1) == targets
+    assert correct.float().mean() > 0.95

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from ffcil.config.arrivals import GivenArrivals
 from ffcil.config.resolve import not_carried_over, resolve
-from ffcil.config.settings import GivenArrivals, RunConfig
+from ffcil.config.settings import RunConfig
 from ffcil.errors import InputError
 from ffcil.methods import complete
 

@@ -1,11 +1,13 @@
-"""Weight alignment (WA) of a linear head after a step, and Dynamic Intervention Weight Alignment (DIWA).
+"""Weight alignment (WA) of a linear head after a step, Dynamic Intervention Weight Alignment (DIWA), and shrunk WA.
 
-Both multiply the rows of the new classes by one factor that brings their mean norm closer to that of the old classes.
+All multiply the rows of the new classes by one factor that brings their mean norm closer to that of the old classes.
 Biases do not change. DIWA relies less on the ratio of the norms if a step has few new classes, because their mean norm
-is then a poor estimate (paper eq. (11)).
+is then a poor estimate (paper eq. (11)). It then moves the factor towards 1, which leaves the bias towards new classes;
+shrunk WA moves it towards the factors of earlier steps.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +26,11 @@ class Alignment:
     """Strength of the intervention, paper eq. (12); 1 is plain weight alignment."""
     gamma: float
     """Factor of the new rows, paper eq. (13)."""
+
+    @property
+    def ratio(self) -> float:
+        """Mean norm of the old rows, divided by that of the new ones; 1 if the new rows are zero."""
+        return self.old_norm / self.new_norm if self.new_norm > 0 else 1.0
 
 
 def intervention(new_classes: int, eta_min: float = 0.1, tau: float = 5.0) -> float:
@@ -65,3 +72,32 @@ def weight_alignment(weight: Tensor, old_classes: int, eta: float = 1.0) -> Alig
 def diwa(weight: Tensor, old_classes: int, eta_min: float = 0.1, tau: float = 5.0) -> Alignment | None:
     """Dynamic Intervention Weight Alignment in place: WA with a strength that depends on the number of new classes."""
     return weight_alignment(weight, old_classes, intervention(len(weight) - old_classes, eta_min, tau))
+
+
+@torch.no_grad()
+def shrunk_alignment(
+    weight: Tensor, old_classes: int, past: Sequence[tuple[int, float]], trust: float = 5.0
+) -> Alignment | None:
+    """Scale the rows of the new classes in place by a mean of this step's ratio of norms and those of earlier steps.
+
+    It is the geometric mean, weighted by numbers of classes: a step of n new classes has the weight n, and all earlier
+    steps together have the weight `trust`. Without an earlier ratio it is WA.
+
+    Args:
+        weight: Weight of a linear head, [classes, features], old classes first.
+        old_classes: Number of classes of earlier steps.
+        past: Number of new classes and `ratio` of every earlier alignment.
+        trust: Number of new classes at which this step and the earlier ones count alike.
+
+    Returns:
+        Quantities of the alignment; None if there are no old or no new classes.
+    """
+    measured = weight_alignment(weight.clone(), old_classes)
+    if measured is None:
+        return None
+    new_classes = len(weight) - old_classes
+    share = new_classes / (new_classes + trust) if past else 1.0
+    before = sum(n * math.log(ratio) for n, ratio in past) / max(sum(n for n, _ in past), 1)
+    gamma = math.exp(share * math.log(measured.ratio) + (1 - share) * before) if measured.ratio > 0 else 1.0
+    weight[old_classes:] *= gamma
+    return Alignment(measured.old_norm, measured.new_norm, share, gamma)

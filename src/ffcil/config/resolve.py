@@ -9,9 +9,11 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from ffcil.config.arrivals import ARRIVALS
+from ffcil.config.base import Settings, validate
 from ffcil.config.earlier import renewed
 from ffcil.config.pycil_pilot import is_foreign, left_out, translate
-from ffcil.config.settings import ARRIVALS, RunConfig, Settings, validate
+from ffcil.config.settings import RunConfig
 from ffcil.errors import InputError, unknown
 
 RECIPE_FILES = (".yaml", ".yml", ".json")

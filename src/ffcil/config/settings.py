@@ -3,123 +3,16 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
-from ffcil.arrivals import (
-    Arrivals,
-    equal_arrivals,
-    free_flow,
-    from_trace,
-    given_arrivals,
-    half_arrivals,
-    trickle_arrivals,
-)
+from ffcil.config.arrivals import AnyArrivals
+from ffcil.config.base import Settings
 from ffcil.config.earlier import renewed
 from ffcil.config.flow import meaning_of_null
-from ffcil.errors import InputError
 
-Order = Literal["jumbled", "ascending", "descending"]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
-
-
-class Settings(BaseModel):
-    """Base class of all settings. They are immutable, and unknown fields are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
-
-
-class DrawnArrivals(Settings):
-    """Common fields of the schedules that are computed rather than given."""
-
-    classes: PositiveInt | None = None
-    """Number of classes of the data set to use; null for all."""
-    steps: PositiveInt
-    """Number of steps."""
-
-    def _classes(self, available: int) -> int:
-        classes = self.classes or available
-        if classes > available:
-            raise InputError(f"arrivals.classes is {classes}, but the data set has {available}: lower it, or use null.")
-        return classes
-
-
-class EqualArrivals(DrawnArrivals):
-    """Every step brings the same number of classes (sizes differ by at most one)."""
-
-    kind: Literal["equal"] = "equal"
-
-    def build(self, available: int, seed: int) -> Arrivals:
-        return equal_arrivals(self._classes(available), self.steps)
-
-
-class HalfArrivals(DrawnArrivals):
-    """The first step brings half of the classes, equal steps bring the others."""
-
-    kind: Literal["half"] = "half"
-
-    def build(self, available: int, seed: int) -> Arrivals:
-        return half_arrivals(self._classes(available), self.steps)
-
-
-class TrickleArrivals(DrawnArrivals):
-    """Half of the classes arrive as in equal steps, the others one at a time."""
-
-    kind: Literal["trickle"] = "trickle"
-    steps: PositiveInt
-    """Number of equal steps for all classes; the first half of the classes takes half of them."""
-
-    def build(self, available: int, seed: int) -> Arrivals:
-        return trickle_arrivals(self._classes(available), self.steps)
-
-
-class FreeFlowArrivals(DrawnArrivals):
-    """Irregular steps: a class-arrival spectrum of intensity alpha between two bounds, in some order."""
-
-    kind: Literal["free-flow"] = "free-flow"
-    smallest: PositiveInt = 1
-    """Smallest number of new classes in a step."""
-    largest: PositiveInt
-    """Largest number of new classes in a step."""
-    alpha: float = 1.0
-    """Intensity of the spectrum: near 0, steps are equal; for large values, all sizes are at one of the bounds."""
-    order: Order = "jumbled"
-    """Order of the step sizes: jumbled, ascending or descending."""
-
-    def build(self, available: int, seed: int) -> Arrivals:
-        bounds = (self.smallest, self.largest)
-        return free_flow(self._classes(available), self.steps, *bounds, self.alpha, self.order, seed)
-
-
-class GivenArrivals(Settings):
-    """Step sizes given by the user."""
-
-    kind: Literal["given"] = "given"
-    sizes: tuple[PositiveInt, ...]
-    """Number of new classes in each step, for example [1,4,2]."""
-    order: Order | Literal["given"] = "given"
-    """Order of the step sizes: given, jumbled, ascending or descending."""
-
-    def build(self, available: int, seed: int) -> Arrivals:
-        return given_arrivals(self.sizes, self.order, seed)
-
-
-class TraceArrivals(Settings):
-    """Steps read from a trace: a CSV file of classes and the time at which each was first seen."""
-
-    kind: Literal["trace"] = "trace"
-    trace: str
-    """CSV file of classes and the time at which each was first seen."""
-    window: str = Field("1d", coerce_numbers_to_str=True)
-    """Length of time that forms one step: 12h, 7d, or a number in the units of the trace."""
-
-    def build(self, available: int, seed: int) -> Arrivals:
-        return from_trace(self.trace, self.window)
-
-
-AnyArrivals = EqualArrivals | HalfArrivals | TrickleArrivals | FreeFlowArrivals | GivenArrivals | TraceArrivals
-ARRIVALS: dict[str, type[Settings]] = {kind.model_fields["kind"].default: kind for kind in get_args(AnyArrivals)}
 
 
 class Phase(Settings):
@@ -226,6 +119,9 @@ class HaSettings(Settings):
     """Batch size, in features."""
     learning_rate: float = Field(1e-3, gt=0)
     """Learning rate of Adam."""
+    guard: bool = False
+    """Whether a step's HA is kept only if it classifies held-out features better: a tenth of the step's features, and
+    surrogates of the earlier classes that it was not trained on. Otherwise HA stays as it was before the step."""
 
 
 class FlowSettings(Settings):
@@ -269,9 +165,10 @@ class RunConfig(Settings):
     can also be set separately."""
     reduction: Literal["auto", "mean", "class_wise_mean"] = "auto"
     """Reduction of per-sample losses; auto: class_wise_mean if `framework` is `paper`, else mean."""
-    alignment: Literal["auto", "none", "wa", "diwa"] = "auto"
-    """Alignment of the head after each step; auto: diwa if `framework` is `paper`, none if it is `flow`, else that of
-    the original method."""
+    alignment: Literal["auto", "none", "wa", "diwa", "shrunk"] = "auto"
+    """Alignment of the head after each step: `wa`, `diwa` of the paper, or `shrunk`, which is WA with less weight on
+    the norms of a step with few classes and more on those of earlier steps. auto: diwa if `framework` is `paper`, none
+    if it is `flow`, else that of the original method."""
     diwa: DiwaSettings = DiwaSettings()
     ha: HaSettings = HaSettings()
     flow: FlowSettings = FlowSettings()
@@ -299,7 +196,7 @@ class RunConfig(Settings):
     published photographs and 64 for your own images."""
     memory: MemorySettings
     train: TrainSettings
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default={})
     """Fields of the method; `ffcil methods` lists them."""
     evaluate_batch: int = Field(1000, gt=0, le=1_000_000)
     """Batch size for computing features and predictions."""
@@ -325,27 +222,7 @@ class RunConfig(Settings):
             content["robust"] = content.pop("framework") == "paper"
         # in the form of earlier versions, so that a run that they began keeps its name
         content["ha"]["identity"] = {"sum": True, "none": False}.get(self.ha.identity, self.ha.identity)
+        if not self.ha.guard:
+            del content["ha"]["guard"]
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
-
-
-def _sentence(error: ValidationError) -> str:
-    first = error.errors()[0]
-    parts = list(first["loc"])
-    if parts[:1] == ["arrivals"]:
-        del parts[1:2]  # pydantic inserts the kind of arrivals here
-    place = ".".join(map(str, parts))
-    message = first["msg"].removeprefix("Value error, ").removesuffix(".")
-    given = "" if isinstance(first["input"], Mapping | BaseModel) else f", not {first['input']!r}"
-    return f"Bad value for {place or 'the configuration'}: {message}{given}."
-
-
-Model = TypeVar("Model", bound=BaseModel)
-
-
-def validate(model: type[Model], settings: Mapping[str, Any]) -> Model:
-    """Build `model` from `settings`, or raise an `InputError` of one sentence."""
-    try:
-        return model.model_validate(settings)
-    except ValidationError as error:
-        raise InputError(_sentence(error)) from error

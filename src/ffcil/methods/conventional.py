@@ -32,6 +32,8 @@ class Conventional(Learner):
         if self.uses_memory:
             self.centres = ClassCentres(0, width)
         self.exemplars = Exemplars(settings.memory, width, device)
+        self.past_ratios: list[tuple[int, float]] = []
+        """Number of new classes and ratio of norms of every alignment so far."""
         self.prior: Tensor | None = None
         """What the count-aware cross-entropy of this step adds to the logits of all classes, [C]; None: nothing."""
         self.prior_of_groups: Tensor | None = None
@@ -106,7 +108,9 @@ class Conventional(Learner):
 
     def align_head(self, increment: Increment) -> dict[str, Any]:
         before = row_norms(self.head.weight, increment.seen_before) if increment.seen_before else None
-        done = self.settings.framework.align(self.head.weight, increment)
+        done = self.settings.framework.align(self.head.weight, increment, self.past_ratios)
+        if done:
+            self.past_ratios.append((len(increment.classes), done.ratio))
         return {"row_norms": before, "alignment": asdict(done) if done else None}
 
     def update_exemplars(self, increment: Increment) -> dict[str, Any]:
@@ -130,9 +134,13 @@ class Conventional(Learner):
         self.exemplars.renumber(position)
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), **self.exemplars.state()} if self.uses_memory else super().state()
+        own = super().state()
+        if self.settings.framework.alignment == "shrunk":
+            own["past_ratios"] = [list(pair) for pair in self.past_ratios]
+        return {**own, **self.exemplars.state()} if self.uses_memory else own
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
+        self.past_ratios = [(int(n), float(ratio)) for n, ratio in state.get("past_ratios", [])]
         if self.uses_memory:
             self.exemplars.restore(state)

@@ -1,11 +1,12 @@
 """`Framework`: which parts of the paper's framework and of `flow` are on, and their constants."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from torch import Tensor
 
-from ffcil.alignment import Alignment, diwa, weight_alignment
+from ffcil.alignment import Alignment, diwa, shrunk_alignment, weight_alignment
 from ffcil.config.flow import FLOW_PARTS
 from ffcil.config.settings import DiwaSettings, HaSettings, RunConfig
 from ffcil.errors import InputError
@@ -20,7 +21,7 @@ class Framework:
     reduction_name: str
     """mean or class_wise_mean."""
     alignment: str
-    """none, wa or diwa."""
+    """none, wa, diwa or shrunk."""
     diwa: DiwaSettings
     centre_weight: float
     """Weight of the centre loss; 0 turns it off."""
@@ -41,7 +42,7 @@ class Framework:
     def resolve(cls, config: RunConfig, own_alignment: str, pretrained: bool = False) -> Self:
         """Resolve a configuration for a method whose default alignment is `own_alignment`."""
         reduction, alignment, ha = config.reduction, config.alignment, config.ha.use
-        if pretrained and alignment in ("wa", "diwa"):
+        if pretrained and alignment in ("wa", "diwa", "shrunk"):
             raise InputError(
                 f"alignment={alignment} is not supported by {config.method!r}, a pre-trained method: set ha.use=true."
             )
@@ -75,12 +76,16 @@ class Framework:
         flow = {name: value for name, value in values.items() if value != FLOW_PARTS[name].off}
         return {**parts, "flow": flow} if flow else parts
 
-    def align(self, weight: Tensor, increment: Increment) -> Alignment | None:
-        """Align the head in place, after the training of a step and before memory and evaluation."""
+    def align(self, weight: Tensor, increment: Increment, past: Sequence[tuple[int, float]] = ()) -> Alignment | None:
+        """Align the head in place, after the training of a step and before memory and evaluation.
+
+        `past` has the number of new classes and the ratio of norms of every earlier alignment."""
         if self.alignment == "none":
             return None
         if self.alignment == "wa":
             return weight_alignment(weight, increment.seen_before)
+        if self.alignment == "shrunk":
+            return shrunk_alignment(weight, increment.seen_before, past)
         return diwa(weight, increment.seen_before, self.diwa.eta_min, self.diwa.tau)
 
 

@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ffcil.config.settings import MemorySettings, Phase, Settings, TrainSettings
+from ffcil.config.base import Settings
+from ffcil.config.settings import MemorySettings, Phase, TrainSettings
 from ffcil.data.augment import Augmentation
 from ffcil.data.ragged import Images
 from ffcil.methods.framework import Framework

@@ -11,16 +11,16 @@ from torch import Tensor, nn
 
 from ffcil.config.settings import Phase
 from ffcil.errors import InputError
-from ffcil.ha import ClassStatistics, HeadAgnosticAlignment, alignment_loss, draw_surrogates
+from ffcil.ha import ClassStatistics, HeadAgnosticAlignment
 from ffcil.losses import ClassCentres
-from ffcil.methods.learner import Learner, LearnerSettings, MethodConfig, finite_or_none
+from ffcil.methods.learner import Learner, LearnerSettings, MethodConfig
+from ffcil.methods.parts.ha_training import AlignmentTraining
 from ffcil.methods.parts.spaces import WaitingFeatures, space_boundaries, tuning_steps
 from ffcil.models.analytic import fit_drift
 from ffcil.models.tuners import Adapters, Tuning
 from ffcil.models.vit import UNTUNED, build_vit
 from ffcil.stream import Increment
-from ffcil.training.batches import FeatureSource
-from ffcil.training.fit import Optimisation, ParameterGroup, Training, fit
+from ffcil.training.fit import Training
 from ffcil.training.seeds import derive_seed
 
 Network = Callable[[Tensor], Tensor]
@@ -213,7 +213,7 @@ class Pretrained(Learner):
         features, targets = self._with_waiting(increment, *self.extract_features(increment))
         notes = self.fit_classifier(increment, features, targets)
         if self.ha is not None:
-            notes["ha_loss"] = finite_or_none(self._train_ha(self.ha, increment, features, targets))
+            notes |= self._train_ha(self.ha, increment, features, targets)
         self.statistics.remember(features, targets)
         return {"alignment": None, **notes}
 
@@ -232,34 +232,13 @@ class Pretrained(Learner):
 
     def _train_ha(
         self, alignment: HeadAgnosticAlignment, increment: Increment, features: Tensor, targets: Tensor
-    ) -> float:
-        """Train HA on the features of a step and on surrogates of earlier classes. Returns the last epoch's loss."""
-        settings, old = self.settings.framework.ha, increment.seen_before
+    ) -> dict[str, Any]:
+        """Train HA on the features of a step and on surrogates of earlier classes. Returns notes."""
+        settings = self.settings.framework.ha
         assert settings is not None
-        generator, rate = self.generator(increment, "HA"), settings.learning_rate
-        weight = settings.identity_weight * {"sum": 1.0, "mean": 1 / self.feature_dim, "none": 0.0}[settings.identity]
-
-        def loss(features: Tensor, targets: Tensor) -> Tensor:
-            return alignment_loss(alignment, features, targets, self.classify, weight, self.reduce)
-
-        def draw() -> tuple[Tensor, Tensor]:
-            drawn, drawn_classes = draw_surrogates(self.statistics, old, settings.surrogates, generator)
-            return torch.cat([features, drawn]), torch.cat([targets, drawn_classes])
-
-        training = Training(
-            loss,
-            [ParameterGroup(list(alignment.parameters()))],
-            FeatureSource(draw, len(features) + old * settings.surrogates, settings.batch, generator),
-            Optimisation(settings.epochs, lambda epoch: rate, optimiser="adam"),
-            generator.initial_seed(),
-            remedy="lower ha.learning_rate",
-            may_diverge=self.may_collapse,
-        )
-        alignment.requires_grad_(True)
-        try:
-            return fit(training, self.engine).loss
-        finally:
-            alignment.requires_grad_(False)
+        training = AlignmentTraining(settings, self.classify, self.reduce, self.engine, self.may_collapse)
+        known = (self.statistics, increment.seen_before)
+        return training.train(alignment, features, targets, known, self.generator(increment, "HA"))
 
     def deployed(self) -> Iterable[nn.Module]:
         return [module for name, module in self.named_children() if name not in self.training_only]

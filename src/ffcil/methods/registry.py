@@ -9,7 +9,8 @@ from typing import TypeVar
 
 import torch
 
-from ffcil.config.settings import RunConfig, validate
+from ffcil.config.base import validate
+from ffcil.config.settings import RunConfig
 from ffcil.data.augment import Augmentation
 from ffcil.errors import InputError, unknown
 from ffcil.methods.framework import Framework

@@ -15,7 +15,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ffcil.config.settings import RunConfig, validate
+from ffcil.config.base import validate
+from ffcil.config.settings import RunConfig
 from ffcil.errors import BusyError, InputError
 from ffcil.metrics import CountTable
 from ffcil.runs import stored

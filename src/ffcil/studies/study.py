@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from pydantic import Field
 
+from ffcil.config.base import Settings, validate
 from ffcil.config.earlier import renewed
 from ffcil.config.resolve import (
     RECIPE_FILES,
@@ -23,7 +24,7 @@ from ffcil.config.resolve import (
     recipe_names,
     resolve,
 )
-from ffcil.config.settings import RunConfig, Seed, Settings, validate
+from ffcil.config.settings import RunConfig, Seed
 from ffcil.data.sources import SOURCES
 from ffcil.errors import InputError, unknown
 from ffcil.methods import complete, find_method

@@ -60,7 +60,9 @@ class Parts:
         flow = self.flow_names
         parts = ["CWM"] if self.cwm else []
         if not (flow and flow[0].startswith("flow")):  # flow implies no alignment
-            parts += {"none": ["no alignment"], "wa": ["WA"], "diwa": ["DIWA"]}.get(self.alignment, [])
+            parts += {"none": ["no alignment"], "wa": ["WA"], "diwa": ["DIWA"], "shrunk": ["shrunk WA"]}.get(
+                self.alignment, []
+            )
         if self.ha:
             inner = {"surrogates": self.surrogates, "identity": self.identity != "none"}
             missing = [word for word, used in inner.items() if not used]
