@@ -197,7 +197,10 @@ def test_a_saved_configuration_is_a_recipe(tmp_path: Path) -> None:
         (["robust=perhaps"], "Bad value for robust:"),
         (["arrivals.sizes=[1,0]"], "Bad value for arrivals.sizes.1: Input should be greater than 0, not 0."),
         (["memory.budget=10", "memory.per_class=3"], "Bad value for memory: set exactly one of budget and per_class"),
-        (["alignment=diva"], "Bad value for alignment: Input should be 'auto', 'none', 'wa', 'diwa' or 'shrunk', not 'diva'."),
+        (
+            ["alignment=diva"],
+            "Bad value for alignment: Input should be 'auto', 'none', 'wa', 'diwa' or 'shrunk', not 'diva'.",
+        ),
         (["arrivals.trace=5"], "Bad value for arrivals.trace"),
         (["method"], "Cannot read --set 'method': write it as key=value"),
         (["train=5"], "Bad value for train:"),
