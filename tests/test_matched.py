@@ -17,6 +17,7 @@ from ffcil.errors import InputError
 from ffcil.metrics import Confusion, CountTable, average_accuracy, curve, matched_difference
 from ffcil.report import Contents, compare, load_runs, terminal_table, write_report
 from ffcil.report.analyse.matched import matched_differences, partners
+from ffcil.report.render.text import signed
 from invented_runs import FREE_FLOW, IMAGES, random_hits, write_run, write_schedules
 
 EQUAL = (2, 2, 2, 2)
@@ -169,7 +170,9 @@ def test_all_outputs_show_it(study: Path, tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=150)
     console.print(terminal_table(contents.rows))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert any(line.split()[:2] == ["M", "–"] and shown in line for line in lines)
+    header = next(line for line in lines if line.split()[-2:] == ["M", "n"])
+    (line,) = [line for line in lines if line.split()[:1] == ["FF.flow"]]
+    assert line[header.index("M") :].split()[0] == signed(value)
 
 
 def test_partners_need_the_same_seeds_method_classes_and_conditions(tmp_path: Path) -> None:

@@ -20,35 +20,38 @@ if TYPE_CHECKING:
 COLOURS = {"better": "green", "worse": "red", "same": "dim"}
 
 
-def terminal_table(rows: Sequence[Row]) -> Table:
-    """Comparison with three metrics and the number of runs per row; improvements are green, deteriorations red.
-
-    Only the main point of a sweep is shown.
+def terminal_table(rows: Sequence[Row]) -> RenderableType:
+    """One table per method and classifier, with a line per setting, so that any number of settings fits the terminal;
+    improvements are green, deteriorations red. Only the main point of a sweep is shown.
     """
-    from rich import box
-    from rich.table import Table
+    from rich.console import Group
 
     hidden = sum(not row.group.is_main for row in rows)
     rows = [row for row in rows if row.group.is_main]
     settings = settings_in(rows)
-    below = [legend(rows), *([MATCHED] if any(row.matched for row in rows) else [])]
+    matched = any(row.matched for row in rows)
+    below = [legend(rows), *([MATCHED] if matched else [])]
     below += [f"{count(hidden, 'further row')}: other spectra and orders."] if hidden else []
-    table = Table(box=box.SIMPLE, caption=_text("\n".join(below), "dim"), caption_justify="left", padding=(0, 1, 0, 0))
-    table.add_column("Method")
-    table.add_column("")
+    tables = [_settings_table(row, settings, matched) for row in rows]
+    return Group(*tables, _text("\n".join(below), "dim"))
+
+
+def _settings_table(row: Row, settings: Sequence[str], matched: bool) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    title = _text(row.label, "bold" if row.scored else "").append(f"  {row.data_label}", "dim")
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 0))
+    table.add_column("", min_width=max(map(len, settings), default=0), no_wrap=True)
+    for metric in METRICS:
+        table.add_column(SYMBOLS[metric], min_width=18, no_wrap=True)
+    if matched:
+        table.add_column("M", min_width=6, no_wrap=True)
+    table.add_column("n", no_wrap=True)
     for setting in settings:
-        table.add_column(setting, no_wrap=True)
-    for row in rows:
-        titles = [_text(row.label, "bold" if row.scored else ""), _text(row.data_label, "dim"), _text("")]
-        for title, metric in zip(titles, METRICS, strict=True):
-            table.add_row(title, SYMBOLS[metric], *(_number(metric, row.number(s, metric)) for s in settings))
-        if row.matched:
-            changes = [row.matched.get(setting) for setting in settings]
-            table.add_row("", "M", *map(_change, changes))
-            bounds = [interval_text(change.interval) if change and change.interval else "" for change in changes]
-            table.add_row("", "", *bounds, style="dim")
-        counts = [runs_text(row.cells.get(setting)) for setting in settings]
-        table.add_row("", "n", *counts, style="dim", end_section=True)
+        numbers = [_number(metric, row.number(setting, metric)) for metric in METRICS]
+        numbers += [_change(row.matched.get(setting))] if matched else []
+        table.add_row(setting, *numbers, _text(runs_text(row.cells.get(setting)), "dim"))
     return table
 
 
