@@ -1,4 +1,4 @@
-"""The class-wise mean and DIWA in a plain PyTorch loop. Nothing else of ffcil is used.
+"""The parts of the two frameworks in a plain PyTorch loop: CWM and DIWA of the paper, and the count-aware loss of flow.
 
 Two classes arrive first, then one, then five. Ten images of each old class are replayed. It runs in seconds:
 
@@ -6,11 +6,10 @@ Two classes arrive first, then one, then five. Ten images of each old class are 
 """
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from ffcil.alignment import diwa
-from ffcil.losses import class_wise_mean
+from ffcil.losses import class_wise_mean, cross_entropy, log_prior
 
 # Your data: eight classes of noisy patterns, with 200 training and 50 test images each.
 torch.manual_seed(0)
@@ -24,10 +23,6 @@ def images(label: int, count: int) -> torch.Tensor:
 train = [images(label, 200) for label in range(8)]
 test = [images(label, 50) for label in range(8)]
 
-# Your model: a small network with one linear head that grows.
-body = nn.Sequential(nn.Linear(64, 128), nn.ReLU())
-head = nn.Linear(128, 2)
-
 
 def grow(old: nn.Linear, classes: int) -> nn.Linear:
     new = nn.Linear(old.in_features, classes)
@@ -36,24 +31,33 @@ def grow(old: nn.Linear, classes: int) -> nn.Linear:
     return new
 
 
-seen = 0
-for size in (2, 1, 5):
-    old, seen = seen, seen + size
-    head = grow(head, seen)
-    replayed = [(train[c][:10], c) for c in range(old)]  # a memory of ten images per class
-    pairs = replayed + [(train[c], c) for c in range(old, seen)]
-    x = torch.cat([batch for batch, _ in pairs])
-    y = torch.cat([torch.full((len(batch),), c) for batch, c in pairs])
-    optimiser = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.05, momentum=0.9)
-    for _ in range(30):
-        for rows in torch.randperm(len(x)).split(64):
-            per_sample = F.cross_entropy(head(body(x[rows])), y[rows], reduction="none")
-            loss = class_wise_mean(per_sample, y[rows])  # was: per_sample.mean()
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-    aligned = diwa(head.weight, old)  # once per step, after training; it does nothing in the first step
+def learn(framework: str) -> None:
+    torch.manual_seed(1)
+    body = nn.Sequential(nn.Linear(64, 128), nn.ReLU())
+    head = nn.Linear(128, 2)
+    seen = 0
+    for size in (2, 1, 5):
+        old, seen = seen, seen + size
+        head = grow(head, seen)
+        replayed = [(train[c][:10], c) for c in range(old)]  # a memory of ten images per class
+        pairs = replayed + [(train[c], c) for c in range(old, seen)]
+        x = torch.cat([batch for batch, _ in pairs])
+        y = torch.cat([torch.full((len(batch),), c) for batch, c in pairs])
+        prior = log_prior(torch.bincount(y)) if framework == "flow" else None  # once per step, before training
+        optimiser = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.05, momentum=0.9)
+        for _ in range(30):
+            for rows in torch.randperm(len(x)).split(64):
+                per_sample = cross_entropy(head(body(x[rows])), y[rows], prior)
+                loss = class_wise_mean(per_sample, y[rows]) if framework == "paper" else per_sample.mean()
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+        if framework == "paper":
+            diwa(head.weight, old)  # once per step, after training; it does nothing in the first step
     with torch.no_grad():
         right = [(head(body(test[c])).argmax(1) == c).float().mean().item() for c in range(seen)]
-    scale = f"new rows x {aligned.gamma:.2f}" if aligned else "nothing to align"
-    print(f"+{size} = {seen} classes: accuracy {100 * sum(right) / seen:.1f} % ({scale})")
+    print(f"{framework}: accuracy {100 * sum(right) / seen:.1f} % of {seen} classes")
+
+
+for framework in ("none", "paper", "flow"):
+    learn(framework)

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 
+from ffcil.comparable import ComparableScores
 from ffcil.errors import InputError
 from ffcil.losses import cross_entropy, distillation
 from ffcil.methods.learner import LearnerSettings, MethodConfig
 from ffcil.methods.parts.adapters import step_of
 from ffcil.methods.parts.prototypes import SCALE, Prototypes
-from ffcil.methods.parts.spaces import ComparableScores
 from ffcil.methods.pretrained import Network, Pretrained
 from ffcil.methods.registry import register
 from ffcil.models.class_statistics import class_means

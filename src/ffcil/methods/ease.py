@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from ffcil.comparable import ComparableScores
 from ffcil.losses import cross_entropy
 from ffcil.methods.learner import LearnerSettings, MethodConfig
 from ffcil.methods.parts.adapters import AdapterConfig, StepAdapters, step_of
 from ffcil.methods.parts.prototypes import SCALE
-from ffcil.methods.parts.spaces import ComparableScores
 from ffcil.methods.pretrained import Network, Pretrained
 from ffcil.methods.registry import register
 from ffcil.models.class_statistics import class_means

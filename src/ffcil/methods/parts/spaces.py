@@ -1,11 +1,11 @@
-"""Feature spaces of a pre-trained network that only some steps tune: their classes, and scores between them."""
+"""Feature spaces of a pre-trained network that only some steps tune: their classes, and features that wait for one."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 def tuning_steps(boundaries: Sequence[int], enough: int) -> list[bool]:
@@ -63,52 +63,3 @@ class WaitingFeatures:
         self.clear()
         if kept := state.get("waiting"):
             self.add(kept["features"].to(self.features), kept["targets"].to(self.targets))
-
-
-class ComparableScores(nn.Module):
-    """Standardises scores, so that those of classes in different spaces can be compared.
-
-    A network that was tuned on few classes, or not at all, finds all images similar: the cosines of an image with the
-    classes of such a space are high whether it belongs to them or not. So the scores of a space are shifted and scaled
-    by mean and deviation of its scores for wrong classes, over all training images seen since the space was opened.
-    This needs three numbers per space and no image of an earlier step. (It is the Z-norm of speaker verification.)
-    """
-
-    sums: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("sums", torch.zeros(0, 3, dtype=torch.float64))
-        """Number, sum and sum of squares of the scores of each space for wrong classes, [spaces, 3]"""
-
-    def grow(self, spaces: int) -> None:
-        """Add spaces without scores up to `spaces`."""
-        self.sums = torch.cat([self.sums, self.sums.new_zeros(spaces - len(self.sums), 3)])
-
-    @torch.no_grad()
-    def observe(self, scores: Tensor, targets: Tensor, space_of: Tensor) -> None:
-        """Add the scores [N, C] of images of the classes `targets` [N] to the sums.
-
-        Args:
-            space_of: Space of each class, [C].
-        """
-        wrong = (targets[:, None] != torch.arange(scores.shape[1], device=scores.device)).double()
-        values = wrong * scores.double()
-        by_class = torch.stack([wrong.sum(dim=0), values.sum(dim=0), values.square().sum(dim=0)], dim=1)  # [C, 3]
-        self.sums.index_add_(0, space_of, by_class)
-
-    def forward(self, scores: Tensor, space_of: Tensor) -> Tensor:
-        """Standardise scores [..., C], at the mean deviation of all spaces. Space of each class: [C].
-
-        A space that has no two different scores yet gets the mean statistics of the others.
-        """
-        count, total, squares = self.sums.unbind(dim=1)
-        mean = total / count.clamp_min(1)
-        deviation = (squares / count.clamp_min(1) - mean.square()).clamp_min(0).sqrt()
-        known = deviation > 1e-6 * mean.abs()
-        if not known.any():
-            return scores
-        common, level = mean[known].mean(), deviation[known].mean()
-        shift = torch.where(known, mean, common)[space_of].to(scores.dtype)
-        scale = (level / torch.where(known, deviation, level))[space_of].to(scores.dtype)
-        return (scores - shift) * scale
