@@ -148,7 +148,7 @@ class FlowSettings(Settings):
     """Whether scores from the feature spaces of different steps are standardised before they are compared (CL-LoRA and
     EASE); null: if `framework` is `flow`."""
     shared_ridge: bool | None = None
-    """Whether the ridge of an analytic head is chosen again at every step, from the sums over all steps so far (RanPAC
+    """Whether the held-out errors of all steps so far choose the ridge of an analytic head, again at every step (RanPAC
     and MoAL); null: if `framework` is `flow`."""
 
 

@@ -36,7 +36,7 @@ class Framework:
     comparable: bool = False
     """Whether scores from the feature spaces of different steps are standardised before they are compared."""
     shared_ridge: bool = False
-    """Whether the ridge of an analytic head is chosen again at every step, from the sums over all steps so far."""
+    """Whether the held-out errors of all steps so far choose the ridge of an analytic head, again at every step."""
 
     @classmethod
     def resolve(cls, config: RunConfig, own_alignment: str, pretrained: bool = False) -> Self:
