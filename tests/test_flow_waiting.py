@@ -17,6 +17,8 @@ from ffcil.data.own_images import own_augmentation
 from ffcil.methods import METHODS, build_learner
 from ffcil.methods.fecam import unit
 from ffcil.models.analytic import AnalyticHead, fit_drift
+from ffcil.runs.checkpoint import load_state
+from ffcil.runs.folder import checkpoints
 from ffcil.runs.run import Run, augmentation_of
 from ffcil.stream import Stream
 from ffcil.training.engine import Engine
@@ -195,6 +197,10 @@ def test_a_run_with_waiting_classes_is_resumed(tmp_path: Path, colours: Path, me
     run(tmp_path / "part").execute()
     assert records(tmp_path / "part") == records(tmp_path / "whole")
     assert counts(tmp_path / "part") == counts(tmp_path / "whole")
+    states = [load_state(checkpoints(tmp_path / name / "checkpoints")[-1]) for name in ("whole", "part")]
+    whole, part = (state["learner"]["modules"] for state in states)
+    for name, tensor in whole.items():
+        assert torch.equal(part[name], tensor), name
     trained = [record["loss"] > 0 for record in records(tmp_path / "whole")]
     assert trained == [False, False, True, False]
 
