@@ -28,7 +28,6 @@ from test_run import Bomb, counts, records
 
 TRAINED = sorted(name for name, method in METHODS.items() if method.pretrained and method.trains)
 TUNED_ONCE = ("aper", "fecam", "ranpac")
-QUICK = {phase: {"epochs": 1, "learning_rate": 0.05} for phase in ("first", "later")}
 OTHER_PARTS_OFF = {"min_steps": 1, "comparable": False, "shared_ridge": False}
 
 

@@ -139,9 +139,7 @@ class Phase(Settings):
     """Weight decay of all trained parameters."""
 
     def lasting(self, batches: int, least: int) -> Self:
-        """The same settings, prolonged if epochs of `batches` optimiser steps have fewer than `least` steps in all.
-
-        Epochs are rounded to whole ones, so that up to half an epoch may be missing or too many."""
+        """The same settings, prolonged to about `least` optimiser steps if epochs of `batches` steps have fewer."""
         return self.scaled(max(1.0, least / (batches * self.epochs)))
 
     def scaled(self, factor: float) -> Self:
