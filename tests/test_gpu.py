@@ -24,6 +24,7 @@ from ffcil.data.resized_crop import ResizedCrop
 from ffcil.data.sources import CIFAR100_AUGMENTATION
 from ffcil.losses import class_wise_mean
 from ffcil.methods import METHODS, Learner, build_learner
+from ffcil.methods.pretrained import Pretrained
 from ffcil.runs.checkpoint import load_state, save_state
 from ffcil.stream import Stream
 from ffcil.training.engine import LANES, Engine
@@ -40,14 +41,18 @@ def make_stream(sizes: Sequence[int] = (4, 1, 3)) -> Stream:
     return Stream(split, split, given_arrivals(sizes), None)
 
 
-def config(method: str = "icarl", **train: object) -> RunConfig:
+def config(method: str = "icarl", framework: str = "none", **train: object) -> RunConfig:
+    """Under `flow`, steps with 3 classes tune a pre-trained network."""
+    pretrained = METHODS[method].pretrained
     phase = {"epochs": 3, "learning_rate": 0.01, "milestones": [2]}
     settings = {"batch": 32, "precision": "float32", "compile": False, "first": phase, "later": phase, **train}
     return resolve(
         "cifar100",
         {
             "method": method,
-            "backbone": "test_vit" if METHODS[method].pretrained else "resnet32",
+            "framework": framework,
+            "flow": {"enough": 3, "min_steps": 40} if framework == "flow" and pretrained else {},
+            "backbone": "test_vit" if pretrained else "resnet32",
             "train": settings,
             "arrivals": {"sizes": [4, 1, 3]},
             "memory": {"budget": 40},
@@ -66,10 +71,12 @@ def learn(settings: RunConfig, device: str = "cuda", sizes: Sequence[int] = (4, 
     return learner, losses
 
 
+@pytest.mark.parametrize(("framework", "sizes"), [("none", (4, 1, 3)), ("flow", (1, 4, 3))])
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_captured_training_equals_eager_training(method: str) -> None:
-    captured, losses = learn(config(method, graph=True))
-    eager, expected = learn(config(method, graph=False))
+def test_captured_training_equals_eager_training(method: str, framework: str, sizes: Sequence[int]) -> None:
+    """Under `flow`, the first class waits for the second step, and unequal counts change the loss."""
+    captured, losses = learn(config(method, framework, graph=True), sizes=sizes)
+    eager, expected = learn(config(method, framework, graph=False), sizes=sizes)
     assert losses == pytest.approx(expected, rel=1e-5)
     for name, tensor in eager.state_dict().items():
         torch.testing.assert_close(captured.state_dict()[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
@@ -84,11 +91,17 @@ def test_more_frozen_extractors_than_cuda_streams(method: str) -> None:
     assert losses == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("method", ["icarl", "der", "memo", "tagfex"])
-def test_an_interrupted_step_is_resumed(tmp_path: Path, method: str) -> None:
-    """From a checkpoint on disk, with the fused optimiser and channels-last weights."""
-    settings = config(method, graph=True)
-    engine, stream = Engine.create("cuda", settings.train), make_stream()
+@pytest.mark.parametrize(
+    ("method", "framework"),
+    [*((name, "none") for name in ("icarl", "der", "memo", "tagfex")), *((name, "flow") for name in sorted(METHODS))],
+)
+def test_an_interrupted_step_is_resumed(tmp_path: Path, method: str, framework: str) -> None:
+    """From a checkpoint on disk, with the fused optimiser and channels-last weights. Under `flow`, the class of the
+    first step waits for the second one."""
+    if not METHODS[method].trains:
+        pytest.skip("trains nothing that could be interrupted")
+    settings = config(method, framework, graph=True)
+    engine, stream = Engine.create("cuda", settings.train), make_stream((1, 4, 3) if framework == "flow" else (4, 1, 3))
     learner = build_learner(settings, CIFAR100_AUGMENTATION, engine)
     first, second, _ = stream.to(engine.device)
     learner.learn(first)
@@ -105,19 +118,23 @@ def test_an_interrupted_step_is_resumed(tmp_path: Path, method: str) -> None:
     again.restore(state["learner"])
     part = again.learn(second, resume=FitProgress(**state["progress"]))
     assert part["loss"] == pytest.approx(whole["loss"], rel=0.05)
+    if isinstance(again, Pretrained):
+        torch.testing.assert_close(again.statistics.means, learner.statistics.means, rtol=0.05, atol=0.05)
 
 
-def test_training_on_the_gpu_equals_training_on_the_cpu() -> None:
-    _, losses = learn(config(graph=True))
-    _, expected = learn(config(), device="cpu")
+@pytest.mark.parametrize("framework", ["none", "flow"])
+def test_training_on_the_gpu_equals_training_on_the_cpu(framework: str) -> None:
+    _, losses = learn(config(framework=framework, graph=True))
+    _, expected = learn(config(framework=framework), device="cpu")
     assert losses[0] == pytest.approx(expected[0], rel=1e-3)  # rounding errors grow with every step
     assert losses == pytest.approx(expected, rel=0.05)
 
 
+@pytest.mark.parametrize("framework", ["none", "flow"])
 @pytest.mark.parametrize("method", ["icarl", "der", "memo", "tagfex"])
-def test_compiled_bfloat16_reaches_a_similar_loss(method: str) -> None:
-    _, losses = learn(config(method, graph=True, compile=True, precision="bfloat16"))
-    _, expected = learn(config(method, graph=False))
+def test_compiled_bfloat16_reaches_a_similar_loss(method: str, framework: str) -> None:
+    _, losses = learn(config(method, framework, graph=True, compile=True, precision="bfloat16"))
+    _, expected = learn(config(method, framework, graph=False))
     assert losses == pytest.approx(expected, rel=0.05)
 
 

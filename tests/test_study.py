@@ -38,7 +38,7 @@ def by_label(made: list[Job]) -> dict[str, Job]:
 
 
 def test_the_tables_and_figures_of_the_paper_exist() -> None:
-    assert sorted([*PAPER, "demo", "sensitivity"]) == study_names()
+    assert sorted([*PAPER, "demo", "sensitivity", "table-flow"]) == study_names()
     # Data sets x methods x (settings of the paper + those of flow) x seeds, the former counted in the paper.
     assert len(jobs("table-main")) == (2 * 4 + 2 * 4) * (3 + 2) * 5
     assert len(jobs("table-ablation")) == (2 * (4 + 4) + 2 * 6 + 2 * 7) * 5
@@ -47,7 +47,7 @@ def test_the_tables_and_figures_of_the_paper_exist() -> None:
     assert len(jobs("figure-overhead")) == (4 * (2 + 1) + 4 * (3 + 1)) * 3
 
 
-@pytest.mark.parametrize("name", [*PAPER, "sensitivity"])
+@pytest.mark.parametrize("name", [*PAPER, "sensitivity", "table-flow"])
 def test_every_study_resolves_on_the_embedded_data_set(name: str) -> None:
     made = jobs(name, datasets=["glyphs"])
     assert {job.config.dataset for job in made} == {"glyphs"}

@@ -32,7 +32,7 @@ class Phase(Settings):
     """Weight decay of all trained parameters."""
 
     def lasting(self, batches: int, least: int) -> Self:
-        """The same settings, prolonged if epochs of `batches` optimiser steps have fewer than `least` steps in all."""
+        """The same settings, prolonged to about `least` optimiser steps if epochs of `batches` steps have fewer."""
         return self.scaled(max(1.0, least / (batches * self.epochs)))
 
     def scaled(self, factor: float) -> Self:
@@ -142,7 +142,7 @@ class FlowSettings(Settings):
     min_steps: PositiveInt | None = Field(
         None,
         description="Fewest optimiser steps for tuning a pre-trained backbone on one step of the stream; if the epochs "
-        f"have fewer, epochs are added; {meaning_of_null('min_steps')}",
+        f"have fewer, epochs are added, to the nearest whole epoch; {meaning_of_null('min_steps')}",
     )
     comparable: bool | None = None
     """Whether scores from the feature spaces of different steps are standardised before they are compared (CL-LoRA and

@@ -124,6 +124,8 @@ class MoAL(Pretrained):
             self.head.grow(increment.seen_before)
         self.head.grow(increment.seen_now, zeros=self.config.released and increment.seen_before > 0)
         self.analytic.grow(increment.seen_now)
+        for part in (self.adapters, self.head):
+            part.requires_grad_(self.tunes)
         for copied in (self.running, self.earlier):
             copied.load_state_dict(self.adapters.state_dict())
 

@@ -98,6 +98,7 @@ class MOS(Pretrained):
         super().grow(increment)
         if self.opens_space:
             self.steps.keep_newest()
+        self.steps.newest.requires_grad_(self.tunes)
         for part in (self.gaussians, self.head, self.prototypes):
             part.grow(increment.seen_now)
         self.stepped.zero_()

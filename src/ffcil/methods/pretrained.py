@@ -144,7 +144,7 @@ class Pretrained(Learner):
         return tuning_steps(self.boundaries, self.settings.framework.enough)
 
     def phase(self, increment: Increment) -> Phase:
-        """Epochs and learning rates of a step, with at least `flow.min_steps` optimiser steps."""
+        """Epochs and learning rates of a step, with about `flow.min_steps` optimiser steps at least."""
         train = self.settings.train
         batches = max(1, math.ceil(len(self.training_rows(increment)) / train.batch))
         return (train.first if self.tunes_first else train.later).lasting(batches, self.settings.framework.min_steps)

@@ -105,6 +105,7 @@ class TUNA(Pretrained):
         if self.opens_space:
             self.steps.keep_newest()
             self.directions = torch.cat([self.directions, mean_directions(self.steps.newest)[None]])
+        self.steps.newest.requires_grad_(self.tunes)
         self.gaussians.grow(increment.seen_now)
         self.head.grow(increment.seen_now)
 

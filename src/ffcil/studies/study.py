@@ -136,7 +136,7 @@ def narrow(
     """
     groups = _keep(study, study.groups, "methods", methods, lambda method, group: _joins(study, method, group))
     groups = _keep(study, groups, "recipes", [_recipe(name) for name in datasets], lambda recipe, group: True)
-    groups = _with_settings(groups, settings)
+    groups = _with_settings(study, groups, settings)
     over = parse_assignments(assignments)
     for field in _dotted_names(over):
         if owner := _field_of_study(study, field):
@@ -173,9 +173,9 @@ def _keep(
     return tuple(kept)
 
 
-def _with_settings(groups: tuple[Group, ...], names: Sequence[str]) -> tuple[Group, ...]:
-    """Groups that have only the settings `names`."""
-    known = {name for group in groups for name in group.settings}
+def _with_settings(study: Study, groups: tuple[Group, ...], names: Sequence[str]) -> tuple[Group, ...]:
+    """Groups that have only the settings `names`, each of which some group of the study has."""
+    known = {name for group in study.groups for name in group.settings}
     for name in names:
         if name not in known:
             raise unknown("setting", name, sorted(known))
@@ -268,7 +268,7 @@ def jobs_of(study: Study, out: Path, *, device: str | None = None, logs: Sequenc
         job = Job(run_id, config, folder, cell.recipe, cell.data, device, study.imports, tuple(logs))
         by_folder.setdefault(folder.name, (cell, job))
     if not by_folder:
-        raise InputError("No runs are left: no group has both a named data set and a named method; change one of them.")
+        raise InputError("No runs are left: no group has a named data set, method and setting together; change one.")
     return _labelled(by_folder.values())
 
 
