@@ -1,16 +1,18 @@
-"""Speed and memory of the training step of every method at several steps, and the cost of the class-wise mean.
+"""Speed and memory of the training step of every method at several steps, and the cost of CWM and of `flow`.
 
 python benchmarks/methods.py --device cuda --out results/methods.json
 
 The images are noise in the shape of CIFAR-100, in ten steps of ten classes; each method has its published backbone and
 batch size. The speed of a step is that of its best epoch; the first epoch (warm-up, capture, compilation) is not
-counted. At the middle step, one learner is trained with the class-wise mean and with the mean in turn, several times.
+counted. At the middle step, one learner is trained with the mean, with the class-wise mean and with the count-aware
+loss of `flow` in turn, several times.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import torch
 
 from epoch_ends import EpochEnds
 from ffcil.arrivals import given_arrivals
+from ffcil.config.flow import FLOW_PARTS
 from ffcil.config.resolve import resolve
 from ffcil.config.settings import RunConfig
 from ffcil.data.image_set import ImageSet
@@ -84,17 +87,21 @@ def train_step(config: RunConfig, stream: Stream, device: str, step: int) -> dic
 
 
 def overhead(method: str, stream: Stream, options: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds of a training step with both reductions, measured in turn with one learner."""
+    """Milliseconds of a training step with each loss, measured in turn with one learner."""
     config = configuration(method, "mean", options.epochs, options.backbone)
     learner, increment = grown(config, stream, options.device, 5)
     learner.begin(increment)
-    times: dict[str, list[float]] = {"mean": [], "class_wise_mean": []}
+    plain = learner.settings
+    aware = replace(plain, framework=replace(plain.framework, adjust=FLOW_PARTS["adjust"].on))
+    kinds = {"mean": ("mean", plain), "class_wise_mean": ("class_wise_mean", plain), "flow": ("mean", aware)}
+    times: dict[str, list[float]] = {kind: [] for kind in kinds}
     for _ in range(options.repeats):
-        for reduction, of_reduction in times.items():
-            learner.reduce = REDUCTIONS[reduction]
-            of_reduction.append(train(learner, increment, FitProgress())[1]["milliseconds"])
-    best = {reduction: min(of_reduction) for reduction, of_reduction in times.items()}
-    return {"milliseconds": times, "ratio": best["class_wise_mean"] / best["mean"]}
+        for kind, (reduction, settings) in kinds.items():
+            learner.reduce, learner.settings = REDUCTIONS[reduction], settings
+            times[kind].append(train(learner, increment, FitProgress())[1]["milliseconds"])
+    best = {kind: min(of_kind) for kind, of_kind in times.items()}
+    ratios = {"ratio": best["class_wise_mean"] / best["mean"], "flow_ratio": best["flow"] / best["mean"]}
+    return {"milliseconds": times, **ratios}
 
 
 def main() -> None:
@@ -103,7 +110,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--steps", nargs="*", type=int, default=[1, 5, 10])
     parser.add_argument("--epochs", type=int, default=4, help="Epochs of each measurement; the first is not counted.")
-    parser.add_argument("--repeats", type=int, default=3, help="Turns of mean and class-wise mean; 0 skips this.")
+    parser.add_argument("--repeats", type=int, default=3, help="Turns of the three losses; 0 skips this.")
     parser.add_argument("--images", type=int, default=12_800, help="Training images per step.")
     parser.add_argument("--backbone", help="Backbone (default: the published one).")
     parser.add_argument("--out", type=Path)
