@@ -112,8 +112,8 @@ def methods(paths: Sequence[Path]) -> str:
         "## Training step of each method as the stream goes on, and the cost of the class-wise mean and of flow",
         "",
         "A ratio is the time of a training step under the class-wise mean, or with the count-aware loss of flow, over "
-        "that under the mean, the best of several turns each, at step 5. Up to commit 8de1d47 each turn built a learner "
-        "of its own, since then one learner takes all turns.",
+        "that under the mean, the best of several turns each, at step 5. Up to commit 8de1d47 each turn built a "
+        "learner of its own, since then one learner takes all turns.",
         "",
         *(f"- {made_by(document['environment'])}" for document in documents),
         "",
