@@ -288,8 +288,10 @@ class Classifier:
                 f"The classifier in {folder} uses method {config['method']!r}, which is not registered: add "
                 "--import FILE."
             )
-        changed = build_config(merge_overrides(config, changes or {}))
-        differing = [key for key, value in changed.model_dump(mode="json").items() if value != config.get(key, value)]
+        # both are built, because a classifier of an earlier version lacks fields or has them in another form
+        saved, changed = (build_config(merge_overrides(config, new)) for new in ({}, changes or {}))
+        before, after = (settings.model_dump(mode="json") for settings in (saved, changed))
+        differing = [key for key, value in after.items() if value != before[key]]
         if fixed := sorted(set(differing) - {*CHANGEABLE, *UNUSED}):
             raise InputError(
                 f"The {fixed[0]} of the classifier in {folder} cannot change: leave it out, or create a new one; "

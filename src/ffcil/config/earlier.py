@@ -10,9 +10,18 @@ from ffcil.errors import InputError
 _BOOL = TypeAdapter(bool)
 
 
+def identity_term(value: Any) -> Any:
+    """The value of `ha.identity`; earlier versions had true for `sum` and false for `none`."""
+    return {True: "sum", False: "none"}[value] if isinstance(value, bool) else value
+
+
 def renewed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The same settings with `framework` in place of `robust`: true was `paper`, false was `none`."""
+    """The same settings with `framework` in place of `robust`, where true was `paper` and false was `none`, and with
+    the present values of `ha.identity`."""
     fields = dict(settings)
+    ha = fields.get("ha")
+    if isinstance(ha, Mapping) and "identity" in ha:
+        fields["ha"] = {**ha, "identity": identity_term(ha["identity"])}
     if "robust" not in fields:
         return fields
     given = fields.pop("robust")

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from ffcil.config.arrivals import AnyArrivals
 from ffcil.config.base import Settings
-from ffcil.config.earlier import renewed
+from ffcil.config.earlier import identity_term, renewed
 from ffcil.config.flow import meaning_of_null
 
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
@@ -91,11 +91,6 @@ class DiwaSettings(Settings):
     """Strength of the alignment after a step with one new class."""
     tau: float = Field(5.0, gt=0)
     """Number of new classes over which the strength approaches 1."""
-
-
-def identity_term(value: Any) -> Any:
-    """The value of `ha.identity`; earlier versions had true for `sum` and false for `none`."""
-    return {True: "sum", False: "none"}[value] if isinstance(value, bool) else value
 
 
 class HaSettings(Settings):

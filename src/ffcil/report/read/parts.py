@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from ffcil.config.earlier import identity_term
 from ffcil.config.flow import FLOW_PARTS
-from ffcil.config.settings import identity_term
 
 FLOW_NAMES = {
     "adjust": "adjusted loss",
