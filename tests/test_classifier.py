@@ -21,6 +21,7 @@ from ffcil.data.own_images import own_augmentation
 from ffcil.data.ragged import RaggedImages
 from ffcil.errors import InputError
 from ffcil.methods import METHODS, build_learner
+from ffcil.runs.checkpoint import load_state, save_state
 from ffcil.runs.run import augmentation_of
 from ffcil.stream import Increment, Stream
 from ffcil.training.engine import Engine
@@ -377,6 +378,22 @@ def test_settings_that_may_change_between_steps(tmp_path: Path) -> None:
     assert taught._kept.counts().tolist() == [1, 1, 3]  # removed exemplars do not come back
     with pytest.raises(InputError, match="The image_size of the classifier"):
         Classifier.load(tmp_path, "cpu", {"image_size": 32})
+
+
+@pytest.mark.parametrize("method", ["icarl", "ranpac"])
+def test_a_classifier_of_the_version_with_robust_goes_on(tmp_path: Path, method: str) -> None:
+    """Its configuration had `robust`, a true or false identity term, and neither `flow` nor `ha.guard`."""
+    first, second, _ = parts(coloured_images([6] * 6, 1))
+    config = config_of(method=method, framework="paper")
+    teach(tmp_path, [first], config, device="cpu")
+    state = load_state(tmp_path / MODEL, "")
+    earlier = {**state["config"], "robust": True, "ha": {**state["config"]["ha"], "identity": True}}
+    del earlier["framework"], earlier["flow"], earlier["ha"]["guard"]
+    save_state(tmp_path / MODEL, {**state, "config": earlier})
+    teach(tmp_path, [second], changes={"train": {"batch": 8}}, device="cpu")
+    taught = Classifier.load(tmp_path, "cpu")
+    assert (taught.config.framework, taught.config.ha, taught.config.train.batch) == ("paper", config.ha, 8)
+    assert len(taught.class_names) == 3
 
 
 def test_another_classifier_is_not_overwritten(tmp_path: Path) -> None:
