@@ -14,11 +14,9 @@ import torch.nn.functional as F
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 
-from ffcil.comparable import ComparableScores
 from ffcil.errors import InputError
 from ffcil.losses import cross_entropy, distillation
 from ffcil.methods.learner import LearnerSettings, MethodConfig
-from ffcil.methods.parts.adapters import step_of
 from ffcil.methods.parts.prototypes import SCALE, Prototypes
 from ffcil.methods.pretrained import Network, Pretrained
 from ffcil.methods.registry import register
@@ -98,6 +96,7 @@ class CLLoRA(Pretrained):
     Config = CLLoRAConfig
     config: CLLoRAConfig
     trains_prototypes = True
+    compares_spaces = True
     training_only = ("head",)
     teacher: Tensor
     everywhere: Tensor
@@ -120,8 +119,6 @@ class CLLoRA(Pretrained):
         """Head of the newest step's training."""
         self.register_buffer("teacher", torch.stack(self._shared_ups()).detach())
         """`up` of the shared LoRA at the end of the step before, [blocks, 2, rank, width]"""
-        if settings.framework.comparable:
-            self.comparable = ComparableScores().to(self.engine.device)
         if self.config.released_increment is not None:
             if settings.framework.enough > 1 or settings.framework.comparable:
                 raise InputError("options.released_increment scores as the authors' code does: set framework=none.")
@@ -142,8 +139,6 @@ class CLLoRA(Pretrained):
     def grow(self, increment: Increment) -> None:
         super().grow(increment)
         self.prototypes.grow(increment.seen_now)
-        if self.settings.framework.comparable:
-            self.comparable.grow(len(self.spaces))
         self.teacher.copy_(torch.stack(self._shared_ups()).detach())
         self.specific.requires_grad_(False)
         for up in self._shared_ups():
@@ -215,25 +210,11 @@ class CLLoRA(Pretrained):
 
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
         self.prototypes.remember(features, targets)
-        if self.settings.framework.comparable:
-            self._observe_scores(increment)
         if self.config.released_increment is not None:
             by_step, _ = self.extract_features(increment, self.features_by_step)
             means = class_means(by_step, targets, increment.classes)
             self.everywhere[increment.seen_before :] = means.unflatten(1, (-1, self.feature_dim))
         return {"collapsed": not bool(self.prototypes.means.isfinite().all())} if self.config.released else {}
-
-    def restart(self) -> None:
-        if self.settings.framework.comparable:
-            self.comparable.sums.zero_()
-
-    def _observe_scores(self, increment: Increment) -> None:
-        by_step, targets = self.extract_features(increment, self.features_by_step)
-        for some, classes in zip(by_step.split(1000), targets.split(1000), strict=True):
-            self.comparable.observe(self._cosines(some), classes, self._space_of_classes())
-
-    def _space_of_classes(self) -> Tensor:
-        return step_of(torch.arange(self.prototypes.classes, device=self.engine.device), self.spaces)
 
     def features(self, images: Tensor) -> Tensor:
         if not self.specific:  # no step has tuned the network
@@ -255,19 +236,14 @@ class CLLoRA(Pretrained):
         return self.features_by_step
 
     def classify(self, features: Tensor) -> Tensor:
-        return self._compared(self.prototypes.scores(features))
-
-    def _compared(self, scores: Tensor) -> Tensor:
-        """Standardise the scores of each space, if that is on."""
-        framework = self.settings.framework
-        return self.comparable(scores, self._space_of_classes()) if framework.comparable else scores
+        return self.compared(self.prototypes.scores(features))
 
     def score_features(self, features: Tensor) -> Tensor:
         if self.config.released_increment is not None:
             return self._released_scores(features, self.config.released_increment)
-        return self._compared(self._cosines(features))
+        return super().score_features(features)
 
-    def _cosines(self, features: Tensor) -> Tensor:
+    def space_scores(self, features: Tensor) -> Tensor:
         """Scaled cosine of each class in its own space: [B, T * D] -> [B, classes]"""
         by_step = features.split(self.feature_dim, dim=1)
         spans = pairwise([0, *self.spaces])  # the classes of each space

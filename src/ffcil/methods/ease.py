@@ -13,10 +13,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ffcil.comparable import ComparableScores
 from ffcil.losses import cross_entropy
 from ffcil.methods.learner import LearnerSettings, MethodConfig
-from ffcil.methods.parts.adapters import AdapterConfig, StepAdapters, step_of
+from ffcil.methods.parts.adapters import AdapterConfig, StepAdapters
 from ffcil.methods.parts.prototypes import SCALE
 from ffcil.methods.pretrained import Network, Pretrained
 from ffcil.methods.registry import register
@@ -68,6 +67,7 @@ class EASE(Pretrained):
     Config = EASEConfig
     config: EASEConfig
     trains_prototypes = True
+    compares_spaces = True
     training_only = ("head",)
     prototypes: Tensor
 
@@ -78,8 +78,6 @@ class EASE(Pretrained):
         """Head of the newest step's training."""
         self.register_buffer("prototypes", torch.empty(0, 0, self.feature_dim, device=self.engine.device))
         """Prototype of each class in the subspace of each step, [classes, steps, D]: a mean feature or synthesised."""
-        if settings.framework.comparable:
-            self.comparable = ComparableScores().to(self.engine.device)
 
     def grow(self, increment: Increment) -> None:
         super().grow(increment)
@@ -92,8 +90,6 @@ class EASE(Pretrained):
             part.requires_grad_(self.tunes and len(increment.classes) > 1)
         new_spaces = len(self.spaces) - self.prototypes.shape[1]
         self.prototypes = F.pad(self.prototypes, (0, 0, 0, new_spaces, 0, len(increment.classes)))
-        if self.settings.framework.comparable:
-            self.comparable.grow(len(self.spaces))
 
     def training_plan(self, increment: Increment) -> Training | None:
         # the cross-entropy of a single class is 0, and fresh adapters change nothing
@@ -115,19 +111,7 @@ class EASE(Pretrained):
         classes = targets.unique()
         self.prototypes[classes, -1] = class_means(features, targets, classes.tolist())
         self._synthesise_missing()
-        if self.settings.framework.comparable:
-            self._observe_scores(increment)
         return {}
-
-    def restart(self) -> None:
-        if self.settings.framework.comparable:
-            self.comparable.sums.zero_()
-
-    def _observe_scores(self, increment: Increment) -> None:
-        by_step = [self.extract_features(increment, network)[0] for network in self.networks()]
-        features, targets = torch.cat(by_step, dim=1), increment.train.labels[increment.rows]
-        for some, classes in zip(features.split(1000), targets.split(1000), strict=True):
-            self.comparable.observe(self._cosines(some), classes, self._classes_and_spaces()[1])
 
     def _synthesise_missing(self) -> None:
         """Synthesise the old classes' prototypes in the newest subspace or, with `refresh`, in all later subspaces.
@@ -150,12 +134,7 @@ class EASE(Pretrained):
 
     def classify(self, features: Tensor) -> Tensor:
         """Scores of features of which each may belong to any class in its own subspace, as those of HA do."""
-        return self._compared(SCALE * cosine(features, self.prototypes[self._classes_and_spaces()]))
-
-    def _compared(self, scores: Tensor) -> Tensor:
-        """Standardise the scores of each space, if that is on."""
-        framework = self.settings.framework
-        return self.comparable(scores, self._classes_and_spaces()[1]) if framework.comparable else scores
+        return self.compared(SCALE * cosine(features, self.prototypes[self._classes_and_spaces()]))
 
     def subspace_weights(self) -> Tensor:
         """Weight of each subspace in the score of each class, [classes, steps]
@@ -170,13 +149,9 @@ class EASE(Pretrained):
 
     def _classes_and_spaces(self) -> tuple[Tensor, Tensor]:
         """All classes, and the space of each."""
-        classes = torch.arange(len(self.prototypes), device=self.prototypes.device)
-        return classes, step_of(classes, self.spaces)
+        return torch.arange(len(self.prototypes), device=self.prototypes.device), self.space_of_classes()
 
-    def score_features(self, features: Tensor) -> Tensor:
-        return self._compared(self._cosines(features))
-
-    def _cosines(self, features: Tensor) -> Tensor:
+    def space_scores(self, features: Tensor) -> Tensor:
         """Scaled, weighted cosines of each class over all spaces: [B, T * D] -> [B, classes]"""
         by_step = self.aligned(features.unflatten(1, (-1, self.feature_dim)))  # [B, T, D]
         weighted = F.normalize(self.prototypes, dim=-1) * self.subspace_weights()[:, :, None]  # [C, T, D]

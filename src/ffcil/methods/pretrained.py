@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ffcil.comparable import ComparableScores
 from ffcil.config.settings import Phase
 from ffcil.errors import InputError
 from ffcil.ha import ClassStatistics, HeadAgnosticAlignment
 from ffcil.losses import ClassCentres
 from ffcil.methods.learner import Learner, LearnerSettings, MethodConfig
 from ffcil.methods.parts.ha_training import AlignmentTraining
-from ffcil.methods.parts.spaces import WaitingFeatures, space_boundaries, tuning_steps
+from ffcil.methods.parts.spaces import WaitingFeatures, space_boundaries, step_of, tuning_steps
 from ffcil.models.analytic import fit_drift
 from ffcil.models.tuners import Adapters, Tuning
 from ffcil.models.vit import UNTUNED, build_vit
@@ -54,6 +55,9 @@ class Pretrained(Learner):
     classifiers: ClassVar[Mapping[str, str]] = {"prototype": "prototypes"}
     fixed_features: ClassVar[bool] = False
     """Whether later steps never change the network of `features`."""
+    compares_spaces: ClassVar[bool] = False
+    """Whether the method scores classes in the spaces of different steps. It then defines `space_scores`, its scores
+    pass through `compared`, and `flow.comparable` applies."""
     training_only: ClassVar[tuple[str, ...]] = ()
     """Names of modules that prediction does not need."""
 
@@ -70,6 +74,9 @@ class Pretrained(Learner):
             alignment = HeadAgnosticAlignment(width, settings.framework.ha.bottleneck)
             self.ha = alignment.to(device).requires_grad_(False)
         self.waiting = WaitingFeatures(width, device)
+        self.comparable: ComparableScores | None = None
+        if settings.framework.comparable and self.compares_spaces:
+            self.comparable = ComparableScores().to(device)
 
     # --- what a method defines ------------------------------------------------------------------------------------
 
@@ -110,7 +117,15 @@ class Pretrained(Learner):
 
     def score_features(self, features: Tensor) -> Tensor:
         """Scores [B, classes] from the features of all these networks side by side, [B, D of all]."""
-        return self.classify(self.aligned(features))
+        return (
+            self.compared(self.space_scores(features))
+            if self.compares_spaces
+            else self.classify(self.aligned(features))
+        )
+
+    def space_scores(self, features: Tensor) -> Tensor:
+        """The same scores before those of different spaces are made comparable, if `compares_spaces`."""
+        raise TypeError(f"{type(self).__name__} compares spaces, but does not define its scores")
 
     # --- what all methods have ------------------------------------------------------------------------------------
 
@@ -174,10 +189,13 @@ class Pretrained(Learner):
         """Features as the classifier receives them: after HA if it is on."""
         return features if self.ha is None else self.ha(features)
 
-    def logits(self, images: Tensor) -> dict[str, Tensor]:
+    def all_features(self, images: Tensor) -> Tensor:
+        """Features of all networks side by side: [B, 3, H, W] -> [B, D of all]"""
         networks = [*self.fixed_networks(), self.changing_network()]
-        features = torch.cat([network(images) for network in networks if network], dim=1)
-        return {self.scored: self.score_features(features)}
+        return torch.cat([network(images) for network in networks if network], dim=1)
+
+    def logits(self, images: Tensor) -> dict[str, Tensor]:
+        return {self.scored: self.score_features(self.all_features(images))}
 
     def test_scores(self, increment: Increment) -> Iterator[dict[str, Tensor]]:
         for features in self.test_features(increment, self.fixed_networks(), self.changing_network()):
@@ -185,6 +203,8 @@ class Pretrained(Learner):
 
     def grow(self, increment: Increment) -> None:
         self.statistics.grow(increment.seen_now)
+        if self.comparable is not None:
+            self.comparable.grow(len(self.spaces))
         if self.settings.framework.centre_weight:  # new centres, because the training of a step moves all features
             self.centres = ClassCentres(increment.seen_now, self.vit.feature_dim).to(self.engine.device)
 
@@ -215,7 +235,23 @@ class Pretrained(Learner):
         if self.ha is not None:
             notes |= self._train_ha(self.ha, increment, features, targets)
         self.statistics.remember(features, targets)
+        if self.comparable is not None:
+            self._observe_scores(self.comparable, increment)
         return {"alignment": None, **notes}
+
+    def _observe_scores(self, comparable: ComparableScores, increment: Increment) -> None:
+        """Add the scores of a step's images in all spaces to the statistics of the spaces."""
+        features, targets = self.extract_features(increment, self.all_features)
+        for some, classes in zip(features.split(1000), targets.split(1000), strict=True):
+            comparable.observe(self.space_scores(some), classes, self.space_of_classes())
+
+    def compared(self, scores: Tensor) -> Tensor:
+        """Standardise the scores [..., classes] of each space, if that is on."""
+        return scores if self.comparable is None else self.comparable(scores, self.space_of_classes())
+
+    def space_of_classes(self) -> Tensor:
+        """The space of each class seen, [classes]."""
+        return step_of(torch.arange(self.boundaries[-1], device=self.engine.device), self.spaces)
 
     def _with_waiting(self, increment: Increment, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Let the features of a step wait for the first tuning, or add those that waited for this step to tune."""
@@ -227,6 +263,8 @@ class Pretrained(Learner):
             self.statistics.remember(moved, self.waiting.targets)  # HA draws from them
             features, targets = torch.cat([moved, features]), torch.cat([self.waiting.targets, targets])
             self.waiting.clear()
+            if self.comparable is not None:
+                self.comparable.sums.zero_()
             self.restart()
         return features, targets
 

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from ffcil.losses import cross_entropy
 from ffcil.methods.learner import LearnerSettings, MethodConfig
-from ffcil.methods.parts.adapters import StepAdapters, step_of
+from ffcil.methods.parts.adapters import StepAdapters
 from ffcil.methods.parts.gaussians import GaussianHeadConfig, HeadTraining, class_gaussians
+from ffcil.methods.parts.spaces import step_of
 from ffcil.methods.pretrained import Network, Pretrained
 from ffcil.methods.registry import register
 from ffcil.models.heads import GrowingCosine, cosine

@@ -1,12 +1,11 @@
 """Parts of methods that tune the ViT by adapters."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import cast
 
-import torch
 from pydantic import PositiveInt
-from torch import Tensor, nn
+from torch import nn
 
 from ffcil.methods.learner import MethodConfig
 from ffcil.models.tuners import Adapters
@@ -36,12 +35,3 @@ class StepAdapters(nn.Module):
     def __iter__(self) -> Iterator[Adapters]:
         """The adapters of every step, the newest last."""
         return iter([*cast(list[Adapters], list(self.kept)), self.newest])
-
-
-def step_of(classes: Tensor, boundaries: Sequence[int]) -> Tensor:
-    """The step, counted from 0, at which each of `classes` arrived.
-
-    Args:
-        boundaries: Number of classes seen after each step.
-    """
-    return torch.bucketize(classes, torch.tensor(boundaries, device=classes.device), right=True)

@@ -34,6 +34,15 @@ def space_boundaries(boundaries: Sequence[int], enough: int) -> list[int]:
     return spaces
 
 
+def step_of(classes: Tensor, boundaries: Sequence[int]) -> Tensor:
+    """The step, counted from 0, at which each of `classes` arrived.
+
+    Args:
+        boundaries: Number of classes seen after each step.
+    """
+    return torch.bucketize(classes, torch.tensor(boundaries, device=classes.device), right=True)
+
+
 class WaitingFeatures:
     """Features of all images that arrived before the network was tuned for the first time.
 
