@@ -8,7 +8,7 @@ shrunk WA moves it towards the factors of earlier steps.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -92,12 +92,15 @@ def shrunk_alignment(
     Returns:
         Quantities of the alignment; None if there are no old or no new classes.
     """
-    measured = weight_alignment(weight.clone(), old_classes)
-    if measured is None:
-        return None
     new_classes = len(weight) - old_classes
+    if old_classes == 0 or new_classes == 0:
+        return None
     share = new_classes / (new_classes + trust) if past else 1.0
-    before = sum(n * math.log(ratio) for n, ratio in past) / max(sum(n for n, _ in past), 1)
-    gamma = math.exp(share * math.log(measured.ratio) + (1 - share) * before) if measured.ratio > 0 else 1.0
+    measured = Alignment(*row_norms(weight, old_classes), eta=share, gamma=1.0)
+    if measured.ratio == 0:  # rows of norm zero cannot be aligned
+        return measured
+    usable = [(size, math.log(ratio)) for size, ratio in past if ratio > 0]
+    before = sum(size * log for size, log in usable) / max(sum(size for size, _ in usable), 1)
+    gamma = math.exp(share * math.log(measured.ratio) + (1 - share) * before)
     weight[old_classes:] *= gamma
-    return Alignment(measured.old_norm, measured.new_norm, share, gamma)
+    return replace(measured, gamma=gamma)

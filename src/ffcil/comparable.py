@@ -48,15 +48,17 @@ class ComparableScores(nn.Module):
     def forward(self, scores: Tensor, space_of: Tensor) -> Tensor:
         """Standardise scores [..., C], at the mean deviation of all spaces. Space of each class: [C].
 
-        A space that has no two different scores yet gets the mean statistics of the others.
+        A space that has no two different scores yet gets the mean statistics of the others. It never synchronises with
+        the device.
         """
         count, total, squares = self.sums.unbind(dim=1)
         mean = total / count.clamp_min(1)
         deviation = (squares / count.clamp_min(1) - mean.square()).clamp_min(0).sqrt()
         known = deviation > 1e-6 * mean.abs()
-        if not known.any():
-            return scores
-        common, level = mean[known].mean(), deviation[known].mean()
+        spaces = known.sum().clamp_min(1)
+        common = torch.where(known, mean, 0.0).sum() / spaces
+        level = torch.where(known, deviation, 0.0).sum() / spaces
+        level = torch.where(known.any(), level, 1.0)  # without any statistics, scores stay as they are
         shift = torch.where(known, mean, common)[space_of].to(scores.dtype)
         scale = (level / torch.where(known, deviation, level))[space_of].to(scores.dtype)
         return (scores - shift) * scale

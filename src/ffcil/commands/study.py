@@ -50,8 +50,16 @@ def study(
     # Absolute paths without duplicates: a continued study may already list a file that is given again.
     files = list(dict.fromkeys((*grid.imports, *map(os.path.abspath, imports or []))))
     import_methods(files)
-    kept = {"datasets": recipes, "methods": names, "settings": columns, "seeds": numbers}
-    grid = narrow(grid, **kept, assignments=changes, data=paths, imports=files)  # type: ignore[arg-type]
+    grid = narrow(
+        grid,
+        datasets=recipes,
+        methods=names,
+        settings=columns,
+        seeds=numbers,
+        assignments=changes,
+        data=paths,
+        imports=files,
+    )
     if grid.alone and at_a_time not in (None, 1):
         raise InputError("This study measures time, so its runs are executed one after another: leave --jobs out.")
     plan = Plan.make(grid, out or default_out(recipe, recipes), device, listed(logs))

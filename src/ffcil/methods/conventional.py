@@ -33,7 +33,7 @@ class Conventional(Learner):
             self.centres = ClassCentres(0, width)
         self.exemplars = Exemplars(settings.memory, width, device)
         self.past_ratios: list[tuple[int, float]] = []
-        """Number of new classes and ratio of norms of every alignment so far."""
+        """Number of new classes and ratio of norms of every shrunk alignment so far."""
         self.prior: Tensor | None = None
         """What the count-aware cross-entropy of this step adds to the logits of all classes, [C]; None: nothing."""
         self.prior_of_groups: Tensor | None = None
@@ -61,6 +61,11 @@ class Conventional(Learner):
         return {**notes, **self.update_exemplars(increment)} if self.uses_memory else notes
 
     # --- what all of them have ------------------------------------------------------------------------------------
+
+    @property
+    def prior_of_new(self) -> Tensor | None:
+        """The prior for a loss among the new classes only, [new classes]."""
+        return None if self.prior_of_groups is None else self.prior_of_groups[1:]
 
     def prepare(self, increment: Increment, rows: Tensor) -> None:
         """Count the images of each class in the training set of a step, for the count-aware cross-entropy.
@@ -109,7 +114,7 @@ class Conventional(Learner):
     def align_head(self, increment: Increment) -> dict[str, Any]:
         before = row_norms(self.head.weight, increment.seen_before) if increment.seen_before else None
         done = self.settings.framework.align(self.head.weight, increment, self.past_ratios)
-        if done:
+        if done and self.settings.framework.alignment == "shrunk":
             self.past_ratios.append((len(increment.classes), done.ratio))
         return {"row_norms": before, "alignment": asdict(done) if done else None}
 

@@ -74,8 +74,7 @@ class EWC(Conventional):
         if self.old == 0:
             return super().loss(images, targets)
         logits = self.head(self.features(images))
-        prior = None if self.prior is None else self.prior[self.old :]
-        per_sample = cross_entropy(logits[:, self.old :], targets - self.old, prior)
+        per_sample = cross_entropy(logits[:, self.old :], targets - self.old, self.prior_of_new)
         return self.reduce(per_sample, targets) + self.penalty()
 
     def finish(self, increment: Increment) -> dict[str, Any]:

@@ -52,6 +52,6 @@ class LwF(Conventional):
         teacher = self.teacher.start(images)
         logits = self.head(self.features(images))
         distilled = self.teacher.distillation(logits, teacher, self.config.temperature)
-        prior = None if self.prior is None else self.prior[old:]
-        per_sample = cross_entropy(logits[:, old:], targets - old, prior) + self.config.distillation_weight * distilled
+        classification = cross_entropy(logits[:, old:], targets - old, self.prior_of_new)
+        per_sample = classification + self.config.distillation_weight * distilled
         return self.reduce(per_sample, targets)

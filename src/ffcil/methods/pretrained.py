@@ -241,9 +241,9 @@ class Pretrained(Learner):
 
     def _observe_scores(self, comparable: ComparableScores, increment: Increment) -> None:
         """Add the scores of a step's images in all spaces to the statistics of the spaces."""
-        features, targets = self.extract_features(increment, self.all_features)
+        (features, targets), spaces = self.extract_features(increment, self.all_features), self.space_of_classes()
         for some, classes in zip(features.split(1000), targets.split(1000), strict=True):
-            comparable.observe(self.space_scores(some), classes, self.space_of_classes())
+            comparable.observe(self.space_scores(some), classes, spaces)
 
     def compared(self, scores: Tensor) -> Tensor:
         """Standardise the scores [..., classes] of each space, if that is on."""
@@ -260,7 +260,6 @@ class Pretrained(Learner):
         elif len(self.waiting):
             untuned, _ = self.extract_features(increment, self.untuned_features)
             moved = fit_drift(untuned, features, self.generator(increment, "waiting"))(self.waiting.features)
-            self.statistics.remember(moved, self.waiting.targets)  # HA draws from them
             features, targets = torch.cat([moved, features]), torch.cat([self.waiting.targets, targets])
             self.waiting.clear()
             if self.comparable is not None:
@@ -275,7 +274,8 @@ class Pretrained(Learner):
         settings = self.settings.framework.ha
         assert settings is not None
         training = AlignmentTraining(settings, self.classify, self.reduce, self.engine, self.may_collapse)
-        known = (self.statistics, increment.seen_before)
+        # surrogates only of classes without features here; those that waited for this step have some
+        known = (self.statistics, min(int(targets.min()), increment.seen_before))
         return training.train(alignment, features, targets, known, self.generator(increment, "HA"))
 
     def deployed(self) -> Iterable[nn.Module]:

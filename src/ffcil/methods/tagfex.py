@@ -218,11 +218,9 @@ class TagFex(Conventional):
         with self.engine.autocast():
             merged = self.merge(specific, agnostic.detach())
         merged_logits = self.merge_head(merged.float())
-        old = self.auxiliary.old_classes
-        new, prior = targets >= old, None if self.prior is None else self.prior[old:]
-        merge_loss = self.reduce(
-            cross_entropy(merged_logits, (targets - old).clamp_min(0), prior), targets, weights=new
-        )
+        new = targets >= self.auxiliary.old_classes
+        among_new = (targets - self.auxiliary.old_classes).clamp_min(0)
+        merge_loss = self.reduce(cross_entropy(merged_logits, among_new, self.prior_of_new), targets, weights=new)
         transfer = self.reduce(self.transfer(logits, merged_logits), targets, weights=new)
         better = (merge_loss < classification).detach()
         return merge_loss + better * transfer

@@ -98,6 +98,21 @@ class Group:
         return f"{self.method_title(classifier)}{f' ({self.label})' if self.label else ''}"
 
 
+@dataclass(frozen=True, eq=False)
+class MethodResult:
+    """What results of one method with one classifier have in common."""
+
+    group: Group
+    classifier: str
+    scored: bool
+    """Whether this classifier is the one that scores the method."""
+
+    @property
+    def label(self) -> str:
+        """Name of the method with its classifier and condition."""
+        return self.group.method_label(self.classifier)
+
+
 def condition_label(condition: dict[str, Any]) -> str:
     """Fields and values in words: `alpha 0.1, order jumbled`."""
     return ", ".join(f"{name.removeprefix('arrivals.')} {_word(value)}" for name, value in condition.items())

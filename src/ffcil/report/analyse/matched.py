@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ffcil.metrics import average_accuracy, matched_difference
-from ffcil.report.analyse.groups import Group, conditions, group_runs
+from ffcil.report.analyse.groups import Group, MethodResult, conditions, group_runs
 from ffcil.report.analyse.image_sets import image_sets
 from ffcil.report.analyse.statistics import Change
 from ffcil.report.read.records import RunRecord, classifiers_of, settings_of
@@ -18,23 +18,14 @@ Partners = dict[RunRecord, RunRecord]
 
 
 @dataclass(frozen=True, eq=False)
-class Matched:
+class Matched(MethodResult):
     """Differences between one setting and equal steps, for one method with one classifier."""
 
-    group: Group
-    classifier: str
-    scored: bool
-    """Whether this classifier is the one that scores the method."""
     setting: str
     difference: Change
     """Matched differences, one for each run of Equ.T."""
     average: Change
     """Differences of the average accuracy between the same runs, which the boundaries of the steps distort."""
-
-    @property
-    def label(self) -> str:
-        """Name of the method with its classifier and condition."""
-        return self.group.method_label(self.classifier)
 
 
 def partners(runs: Sequence[RunRecord]) -> Partners:

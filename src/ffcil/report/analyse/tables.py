@@ -8,7 +8,7 @@ import numpy as np
 
 from ffcil.errors import unknown
 from ffcil.metrics import CountTable, average_accuracy, forgetting, last_accuracy
-from ffcil.report.analyse.groups import Group, group_runs
+from ffcil.report.analyse.groups import Group, MethodResult, group_runs
 from ffcil.report.analyse.matched import Partners, matched_of, partners
 from ffcil.report.analyse.statistics import Change
 from ffcil.report.read.records import WHOLE, RunRecord, Seeds, classifiers_of, setting_rank, settings_of
@@ -72,13 +72,9 @@ Cells = dict[str, Cell]
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class Row(MethodResult):
     """Results of one method with one classifier on one data set and number of steps."""
 
-    group: Group
-    classifier: str
-    scored: bool
-    """Whether this classifier is the one that scores the method."""
     cells: Cells
     """Results by setting."""
     matched: dict[str, Change] = field(default_factory=dict)
@@ -88,11 +84,6 @@ class Row:
     def data_label(self) -> str:
         """Name of the data set with its numbers of classes and steps."""
         return self.group.data_label
-
-    @property
-    def label(self) -> str:
-        """Name of the method with its classifier and condition."""
-        return self.group.method_label(self.classifier)
 
     def number(self, setting: str, metric: Metric) -> Number | None:
         """Result of a metric in a setting."""
