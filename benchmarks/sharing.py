@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ffcil.runs.environment import PORTION
 from ffcil.studies.executors.mps import mps, mps_available, portion
+from ffcil.training.arithmetic import PORTION
 from ffcil.training.progress import FitProgress, Listener
 from methods import configuration, grown, noise
 from result_file import write_result

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ffcil.runs.environment import PORTION, Session, alone_on_the_gpu
+from ffcil.runs.environment import Session, alone_on_the_gpu
 from ffcil.runs.folder import RunFolder
 from ffcil.runs.run import Run
+from ffcil.training.arithmetic import PORTION
 from test_run import Bomb, config
 
 

@@ -52,13 +52,14 @@ def test_mps_is_started_and_stopped(fake_mps: Path) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "percent"),
-    [({}, 25), ({"runs": 5}, 67), ({"device": "cuda:0", "jobs": 4}, 50), ({"jobs": 3}, 100), ({"per_gpu": 300}, 1)],
+    [({}, 25), ({"runs": 5}, 100), ({"device": "cuda:0", "jobs": 4}, 50), ({"jobs": 3}, 100), ({"per_gpu": 9}, 25)],
     ids=str,
 )
 def test_each_run_gets_a_portion_of_a_shared_gpu(
     fake_mps: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], percent: int
 ) -> None:
-    """The portions sum to twice the GPU, at most 100 % each; of two GPUs, the one with more runs counts."""
+    """The portion is the smallest of those with right products that sum to twice the GPU, or 100 %. Of two GPUs, the one
+    with more runs counts."""
     monkeypatch.delenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", raising=False)
     with LocalExecutor(**asked) as executor:
         assert executor.environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == str(percent)

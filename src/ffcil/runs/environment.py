@@ -15,10 +15,8 @@ import torch
 import ffcil
 from ffcil.methods.learner import Learner
 from ffcil.runs.folder import RunFolder
+from ffcil.training.arithmetic import portion_of_gpu
 from ffcil.training.engine import Engine
-
-PORTION = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-"""Environment variable that limits a process under MPS to a part of a GPU."""
 
 
 def describe_environment(engine: Engine) -> dict[str, Any]:
@@ -45,6 +43,7 @@ def describe_environment(engine: Engine) -> dict[str, Any]:
         "precision": engine.precision,
         "graph": engine.graph,
         "compile": engine.compile,
+        "portion_of_the_gpu": portion_of_gpu() if gpu else None,
     }
 
 
@@ -69,7 +68,7 @@ def alone_on_the_gpu(device: torch.device) -> bool | None:
     """Whether this is the only process that computes on the GPU; None on a CPU and if that cannot be found out."""
     if device.type != "cuda":
         return None
-    if float(os.environ.get(PORTION) or 100) < 100:
+    if portion_of_gpu() < 100:
         return False
     uuid = torch.cuda.get_device_properties(device).uuid
     processes = _nvidia_smi("--query-compute-apps=pid", f"--id=GPU-{uuid}")

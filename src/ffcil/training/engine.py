@@ -14,6 +14,7 @@ from torch import nn
 
 from ffcil.config.settings import TrainSettings
 from ffcil.errors import InputError
+from ffcil.training.arithmetic import check_products
 
 Value = TypeVar("Value")
 
@@ -56,6 +57,7 @@ class Engine:
         )
         if on_gpu:
             torch.cuda.set_device(fabric.device)  # streams and graphs are created on the current device
+            check_products(fabric.device)
         return cls(fabric, precision, graph=on_gpu and settings.graph, compile=on_gpu and settings.compile)
 
     @property

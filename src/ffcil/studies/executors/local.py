@@ -14,10 +14,10 @@ from typing import Self
 import torch
 
 from ffcil.errors import InputError
-from ffcil.runs.environment import PORTION
 from ffcil.studies.executors.job import LOG, Ending, Job, Outcome, attempt
 from ffcil.studies.executors.loop import STOP_SECONDS, Attempt, Executor
 from ffcil.studies.executors.mps import MpsError, in_use, mps, mps_available, portion
+from ffcil.training.arithmetic import PORTION
 
 PER_GPU = 8
 """Default number of runs that share a GPU under MPS. On an H200, eight runs train faster than four

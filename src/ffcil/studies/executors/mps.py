@@ -1,7 +1,6 @@
 """NVIDIA's Multi-Process Service (MPS). Without it, processes take turns on a GPU, and sharing it gains nothing."""
 
 import fcntl
-import math
 import os
 import shutil
 import subprocess
@@ -23,13 +22,18 @@ def mps_available() -> bool:
     return shutil.which(CONTROL) is not None
 
 
+PORTIONS = (25, 50, 100)
+"""Percentages of a GPU at which matrix products are known to be right. At others they can be wrong, see
+`ffcil.training.arithmetic`."""
+
+
 def portion(runs: int) -> int:
     """Percentage of a GPU's multiprocessors that each of `runs` runs may use.
 
     If each run may use all of them, every kernel spreads over the whole GPU and the runs slow each other down. The
-    portions sum to twice the GPU, so that it has work while some runs wait (results/sharing.json).
+    portions sum to about twice the GPU, so that it has work while some runs wait (results/sharing.json).
     """
-    return min(100, math.ceil(200 / runs))
+    return next((allowed for allowed in PORTIONS if allowed * runs >= 200), 100)
 
 
 @contextmanager
