@@ -58,8 +58,8 @@ def test_mps_is_started_and_stopped(fake_mps: Path) -> None:
 def test_each_run_gets_a_portion_of_a_shared_gpu(
     fake_mps: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], percent: int
 ) -> None:
-    """The portion is the smallest of those with right products that sum to twice the GPU, or 100 %. Of two GPUs, the one
-    with more runs counts."""
+    """The portion is the smallest of those with right products that sum to twice the GPU, or 100 %. Of two GPUs, the
+    one with more runs counts."""
     monkeypatch.delenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", raising=False)
     with LocalExecutor(**asked) as executor:
         assert executor.environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == str(percent)
