@@ -41,11 +41,8 @@ def naive_scores(
 
 
 def variances_of(features: Tensor, targets: Tensor) -> Tensor:
-    squares = sum(
-        (features[targets == label] - features[targets == label].mean(0)).square().sum(0) for label in range(4)
-    )
-    assert isinstance(squares, Tensor)
-    return squares / (len(features) - 4)
+    deviations = [features[targets == label] - features[targets == label].mean(0) for label in range(4)]
+    return torch.cat(deviations).square().sum(0) / (len(features) - 4)
 
 
 def differences(scores: Tensor) -> Tensor:
