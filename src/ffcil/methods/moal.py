@@ -76,8 +76,8 @@ class MoAL(Pretrained):
       the first step are kept, where the code draws a new head.
 
     Under class-wise mean, all classes seen have equal weights in the sums (with `released`, those of a step) and in the
-    candidates for rumination. The first step chooses lambda once, unless `ridge_from` differs or `flow.shared_ridge` lets the
-    images of all steps choose it. With `flow.enough`, the first step that has enough classes adapts freely.
+    candidates for rumination. The first step chooses lambda once, unless `ridge_from` differs or `flow.shared_ridge`
+    lets the images of all steps choose it. With `flow.enough`, the first step that has enough classes adapts freely.
     """
 
     title = "MoAL"

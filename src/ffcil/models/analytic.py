@@ -138,7 +138,7 @@ class AnalyticHead(RandomFeatureHead):
 
     @torch.no_grad()
     def solve(self) -> None:
-        """Compute the weights from the present sums. Lambda is that of sums in which the mean weight of an image is 1."""
+        """Compute the weights from the present sums. Lambda applies to sums in which an image weighs 1 on average."""
         ridge = self.ridge.item()
         if self.images is not None:
             images = self.images.item()
