@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
+from itertools import pairwise
 
 import pytest
 import torch
@@ -80,21 +81,37 @@ def test_temperatures_without_a_smallest_loss() -> None:
 # --- probabilities --------------------------------------------------------------------------------------------------
 
 
+def naive_line(odds: float, points: list[tuple[float, float]]) -> float:
+    if odds <= points[0][0]:
+        return points[0][1]
+    for (left, low), (right, high) in pairwise(points):
+        if odds <= right:
+            return low + (high - low) * (odds - left) / (right - left)
+    return points[-1][1]
+
+
 def naive_probabilities(calibration: Calibration, scores: list[float]) -> list[float]:
     top = max(range(len(scores)), key=lambda k: scores[k])
     gaps = [scores[top] - score for score in scores]
     if calibration.curvature:
         gaps = [math.asinh(calibration.curvature * gap) / calibration.curvature for gap in gaps]
     weights = [math.exp(-gap / calibration.temperature) for gap in gaps]
-    share = weights[top] / sum(weights)
-    odds = math.log(share / (1 - share))
     rest = sum(weights) - weights[top]
+    odds = math.log(weights[top] / rest)
+    if calibration.odds:
+        odds = naive_line(odds, list(zip(calibration.odds, calibration.levels, strict=True)))
     second = max(weight for k, weight in enumerate(weights) if k != top)
-    mapped = 1 / (1 + math.exp(-max(calibration.slope * odds + calibration.offset, math.log(second / rest))))
+    mapped = 1 / (1 + math.exp(-max(odds, math.log(second / rest))))
     return [mapped if k == top else weight / rest * (1 - mapped) for k, weight in enumerate(weights)]
 
 
-@pytest.mark.parametrize("calibration", [Calibration(), Calibration(2.0, 0.3, 1.2, 0.1), Calibration(0.5, 5, 1, 0.5)])
+LINE = ((-1.5, 0.0, 2.0), (-1.0, -1.0, 4.0))
+
+
+@pytest.mark.parametrize(
+    "calibration",
+    [Calibration(), Calibration(2.0, 0.3, *LINE), Calibration(0.5, 5, *LINE), Calibration(1, 0, (1,), (2,))],
+)
 def test_probabilities_are_those_of_a_plain_loop(calibration: Calibration) -> None:
     scores = normal(30, 6)
     expected = torch.tensor([naive_probabilities(calibration, row) for row in scores.tolist()]).double()
@@ -104,7 +121,7 @@ def test_probabilities_are_those_of_a_plain_loop(calibration: Calibration) -> No
 
 @given(
     st.lists(st.lists(st.floats(-50, 50, width=32), min_size=4, max_size=4), min_size=1, max_size=5),
-    st.builds(Calibration, st.floats(1e-2, 1e2), st.floats(0, 1e2), st.floats(0, 5), st.floats(-5, 5)),
+    st.builds(Calibration, st.floats(1e-2, 1e2), st.floats(0, 1e2), st.just(LINE[0]), st.just(LINE[1])),
 )
 def test_probabilities_sum_to_one_and_keep_the_class(rows: list[list[float]], calibration: Calibration) -> None:
     scores = torch.tensor(rows)
@@ -141,6 +158,34 @@ def test_a_top_class_that_is_less_often_right_than_it_seems() -> None:
     targets = torch.where(torch.rand(12_000, generator=seeded(4)) < 0.3, random, targets)
     calibration = fit_calibration(scores[:8000], targets[:8000])
     assert expected_calibration_error(calibration(scores[8000:]), targets[8000:]) < 0.03
+
+
+def test_the_line_is_that_of_a_plain_isotonic_regression() -> None:
+    """Shares of right rows in groups: the best sequence that never falls, max over starts of min over ends."""
+    scores = 3 * normal(1000, 5)
+    targets = torch.where(torch.rand(1000, generator=seeded(2)) < 0.5, scores.argmax(dim=1), 4)
+    calibration = fit_calibration(scores, targets)
+    plain = Calibration(calibration.temperature, calibration.curvature)(scores).amax(dim=1)
+    order = sorted(range(1000), key=lambda i: plain[i].item())
+    size = [84] * 4 + [83] * 8
+    groups = [order[sum(size[:k]) : sum(size[: k + 1])] for k in range(12)]
+    shares = [(sum(int(scores[i].argmax() == targets[i]) for i in rows) + 1) / (len(rows) + 2) for rows in groups]
+    expected = [
+        max(min(sum(shares[a : b + 1]) / (b + 1 - a) for b in range(k, 12)) for a in range(k + 1)) for k in range(12)
+    ]
+    assert list(torch.tensor(calibration.levels).sigmoid()) == pytest.approx(expected, abs=1e-5)
+    assert len(set(expected)) > 1
+    assert shares != sorted(shares)
+    means = [torch.stack([plain[i].logit() for i in rows]).mean().item() for rows in groups]
+    assert calibration.odds == pytest.approx(means)
+
+
+def test_few_images_have_no_line() -> None:
+    scores = normal(24, 4)
+    assert fit_calibration(scores, scores.argmin(dim=1)).odds == ()
+    assert len(fit_calibration(normal(49, 4), torch.arange(49) % 4).odds) == 1
+    equal = fit_calibration(torch.eye(4).repeat(50, 1), torch.arange(4).repeat(50))
+    assert len(equal.odds) == 1
 
 
 @pytest.mark.parametrize("right", [True, False])

@@ -23,6 +23,11 @@ CHUNK = 1 << 22
 """Number of elements of a matrix that are held in double precision at a time."""
 FITTED_ROWS = 20_000
 """Number of rows that choose the curvature. More rows hardly change a single number."""
+GROUPS = 12
+"""Number of points that map the log-odds of the highest class. Cross-validated on left-out scores of Cars, 8 to 40 have
+the same likelihood."""
+LEAST = 25
+"""Fewest images for one such point."""
 LIMIT = 12.0
 """Bound on the logarithm of a temperature, in units of the mean gap to the highest score."""
 
@@ -105,8 +110,9 @@ class Calibration:
 
     With g, the gaps of the scores to the highest one of the row, p is the softmax of -asinh(curvature g) / (curvature
     temperature): the logarithm lets large gaps count less, as the tails of a Student distribution do. Then the log-odds
-    of the highest probability are mapped to `slope` times them plus `offset`, and the other probabilities are scaled so
-    that the sum is 1.
+    of the highest probability are mapped by a line through points, which never falls, and the other probabilities are
+    scaled so that the sum is 1. Beyond the first and the last point it is level: no image is more certain than those
+    that were tested.
 
     `dataclasses.asdict` makes the state, and `Calibration(**state)` reads it.
     """
@@ -115,10 +121,10 @@ class Calibration:
     """Temperature T."""
     curvature: float = 0.0
     """Strength of the logarithm, in units of 1 / score; 0: gaps count as they are."""
-    slope: float = 1.0
-    """Factor on the log-odds of the highest probability."""
-    offset: float = 0.0
-    """Constant that is added to them."""
+    odds: tuple[float, ...] = ()
+    """Log-odds of the highest probability at the points, which increase; none: no map."""
+    levels: tuple[float, ...] = ()
+    """Log-odds of being right at the points."""
 
     def __call__(self, scores: Tensor) -> Tensor:
         """Probabilities of all classes: [N, C] -> [N, C]"""
@@ -131,16 +137,24 @@ class Calibration:
         others, odds = self._top_odds(scores)
         shares = torch.softmax(others, dim=1)
         # with this minimum, the highest class stays the highest, also against the strongest of the others
-        mapped = torch.maximum(self.slope * odds + self.offset, shares.amax(dim=1).log() + 1e-6)
+        mapped = torch.maximum(self._mapped(odds), shares.amax(dim=1).log() + 1e-6)
         probabilities = shares * torch.sigmoid(-mapped)[:, None]
         return probabilities.scatter(1, scores.argmax(dim=1, keepdim=True), torch.sigmoid(mapped)[:, None])
 
     def _top_odds(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Logits of the classes without the highest one, whose place has -inf, [N, C], and the log-odds of that class
-        before slope and offset, [N]."""
+        before they are mapped, [N]."""
         logits = -_curved(_gaps(scores), self.curvature) / self.temperature
         others = logits.scatter(1, scores.argmax(dim=1, keepdim=True), -torch.inf)
         return others, -others.logsumexp(dim=1)  # the highest logit is 0
+
+    def _mapped(self, odds: Tensor) -> Tensor:
+        if len(self.odds) < 2:
+            return torch.full_like(odds, self.levels[0]) if self.odds else odds
+        points, levels = (torch.tensor(values).to(odds) for values in (self.odds, self.levels))
+        after = torch.searchsorted(points, odds).clamp(1, len(points) - 1)
+        share = ((odds - points[after - 1]) / (points[after] - points[after - 1])).clamp(0, 1)
+        return torch.lerp(levels[after - 1], levels[after], share)
 
 
 def _curved(gaps: Tensor, curvature: float) -> Tensor:
@@ -148,7 +162,7 @@ def _curved(gaps: Tensor, curvature: float) -> Tensor:
 
 
 def fit_calibration(scores: Tensor, targets: Tensor) -> Calibration:
-    """Fit a calibration by maximum likelihood: temperature and curvature to the classes, then slope and offset to
+    """Fit a calibration: temperature and curvature to the classes by maximum likelihood, then the points of the line to
     whether the highest class is right.
 
     Args:
@@ -162,8 +176,8 @@ def fit_calibration(scores: Tensor, targets: Tensor) -> Calibration:
     temperature, _ = _fit_temperature(scores, targets, lambda gaps: _curved(gaps, curvature))
     by_class = Calibration(temperature, curvature)
     odds = torch.cat([by_class._top_odds(rows)[1] for (rows,) in _chunks(scores)])
-    slope, offset = _fit_platt(odds, (scores.argmax(dim=1) == targets).double())
-    return replace(by_class, slope=slope, offset=offset)
+    points, levels = _fit_line(odds, (scores.argmax(dim=1) == targets).double())
+    return replace(by_class, odds=points, levels=levels)
 
 
 def _fit_curvature(scores: Tensor, targets: Tensor) -> float:
@@ -189,38 +203,23 @@ def _fit_curvature(scores: Tensor, targets: Tensor) -> float:
     return math.exp((low + high) / 2) / plain if min(at_left, at_right) < best else 0.0
 
 
-def _fit_platt(odds: Tensor, right: Tensor) -> tuple[float, float]:
-    """Slope and offset of a logistic regression of `right` [N] on `odds` [N], by Newton's iteration.
-
-    As in Platt's method, the regression targets are drawn a little towards 1/2, so that it has a solution also if all
-    rows are right or all are wrong. The slope is not negative, so that the order of the rows is kept.
-    """
-    positives = right.sum()
-    high, low = (positives + 1) / (positives + 2), 1 / (len(right) - positives + 2)
-    wanted = torch.where(right > 0, high, low)
-    inputs = torch.stack([odds.clamp(-50, 50), torch.ones_like(odds)], dim=1)  # [N, 2]
-    prior = 1e-6 * len(odds)  # for odds that are all equal
-
-    def objective(at: Tensor) -> Tensor:
-        logits = inputs @ at
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, wanted, reduction="sum")
-        return loss + prior / 2 * (at - start).square().sum()
-
-    start = torch.tensor([1.0, 0.0], dtype=odds.dtype, device=odds.device)
-    at, loss = start, objective(start)
-    for _ in range(50):
-        chance = torch.sigmoid(inputs @ at)
-        gradient = inputs.mT @ (chance - wanted) + prior * (at - start)
-        curvature = (inputs * (chance * (1 - chance))[:, None]).mT @ inputs + prior * torch.eye(2).to(inputs)
-        step = torch.linalg.solve(curvature, gradient)
-        size = 1.0
-        while (following := objective(at - size * step)) > loss and size > 1e-6:
-            size /= 2
-        if following >= loss:
-            break
-        at, loss = at - size * step, following
-    slope, offset = at.tolist()
-    return max(slope, 0.0), offset
+def _fit_line(odds: Tensor, right: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Points of a line that never falls, from log-odds [N] to the log-odds of being right: isotonic regression of the
+    shares of right rows [N] in groups of equal size with similar odds. Two rows are added to every group, one of them
+    right, so that no share is 0 or 1."""
+    points: list[float] = []
+    blocks: list[tuple[float, int]] = []  # share, and number of groups that have it
+    for rows in odds.argsort(stable=True).tensor_split(min(GROUPS, len(odds) // LEAST)) if len(odds) >= LEAST else ():
+        share, width = (right[rows].sum().item() + 1) / (len(rows) + 2), 1
+        point = odds[rows].mean().item()
+        if points and point <= points[-1]:  # odds that are all equal
+            continue
+        points.append(point)
+        while blocks and blocks[-1][0] >= share:  # pool adjacent violators
+            earlier, groups = blocks.pop()
+            share, width = (earlier * groups + share * width) / (groups + width), groups + width
+        blocks.append((share, width))
+    return tuple(points), tuple(math.log(share / (1 - share)) for share, width in blocks for _ in range(width))
 
 
 # --- measures -------------------------------------------------------------------------------------------------------
