@@ -56,7 +56,7 @@ def fit_temperature(scores: Tensor, targets: Tensor) -> float:
 
     Args:
         scores: Scores of images that the classifier was not fitted to, [N, C].
-        targets: Their classes, [N].
+        targets: Their classes, [N], whose scores are finite. Other classes may have the score -inf.
     """
     return _fit_temperature(scores, targets, _unchanged)[0]
 
@@ -67,8 +67,12 @@ def _unchanged(gaps: Tensor) -> Tensor:
 
 def _fit_temperature(scores: Tensor, targets: Tensor, curve: Callable[[Tensor], Tensor]) -> tuple[float, float]:
     """The temperature for gaps that are first mapped by `curve`, and the mean negative log-likelihood."""
-    total = sum(curve(_gaps(rows)).sum().item() for (rows,) in _chunks(scores))
-    scale = total / max(1, scores.shape[0] * (scores.shape[1] - 1))
+    total, number = 0.0, 0
+    for (rows,) in _chunks(scores):
+        gaps = curve(_gaps(rows))
+        here = gaps.isfinite() & (gaps > 0)
+        total, number = total + gaps[here].sum().item(), number + int(here.sum())
+    scale = total / max(1, number)
     if not scale:  # every row has equal scores
         return 1.0, math.log(scores.shape[1])
     low, high, at = -LIMIT, LIMIT, 0.0  # of the logarithm of the sharpness scale / T
@@ -94,7 +98,7 @@ def _likelihood(
         own = gaps.gather(1, labels[:, None])[:, 0]
         logs = torch.log_softmax(-sharpness * gaps, dim=1)
         loss -= logs.gather(1, labels[:, None]).sum().item()
-        shares = logs.exp_()
+        shares, gaps = logs.exp_(), gaps.masked_fill_(gaps.isinf(), 0)
         mean = (shares * gaps).sum(dim=1)
         slope += (own - mean).sum().item()
         change += ((shares * gaps.square()).sum(dim=1) - mean.square()).sum().item() * sharpness
@@ -167,7 +171,7 @@ def fit_calibration(scores: Tensor, targets: Tensor) -> Calibration:
 
     Args:
         scores: Scores of images that the classifier was not fitted to, [N, C].
-        targets: Their classes, [N].
+        targets: Their classes, [N], whose scores are finite. Other classes may have the score -inf.
     """
     if scores.shape[1] < 2 or not len(scores):
         return Calibration()
