@@ -27,7 +27,7 @@ from ffcil.stream import Increment
 
 SHRINKAGES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 """Candidates for the shrinkage of the covariance."""
-CHOOSING, CALIBRATING = 1_000_000, 4_000_000
+CHOOSING, CALIBRATING = 200_000, 1_000_000
 """Most scores (images times classes) of left-out images that choose the shrinkage, and that calibrate."""
 FEWEST, MOST = 100, 5_000
 """Bounds on the number of these images."""
@@ -126,6 +126,7 @@ class AnyArrival(Pretrained):
         self.right, self.asked = torch.zeros_like(self.sums.counts), torch.zeros_like(self.sums.counts)
         if not self.sums.counts.any():  # all images have been removed
             self.weight, self.bias = torch.zeros_like(self.weight), torch.zeros_like(self.bias)
+            self.calibration = Calibration()
             return
         discriminant = Discriminant.of(self.sums)
         if discriminant.can_be_left_out(self.kept.targets).any():
