@@ -42,6 +42,24 @@ class ViT(nn.Module):
         """Features after all blocks, or after the first `blocks`, with the given `tunings` of these blocks."""
         return self.read(self.through(self.embed(images), tunings, 0, blocks))
 
+    def deep_dim(self, blocks: int) -> int:
+        """Number of features that `deep` returns."""
+        if not 0 <= blocks <= self.depth:
+            raise InputError(f"The ViT has {self.depth} blocks, so that {blocks} of them cannot be read: lower it.")
+        return self.feature_dim + blocks * self.width
+
+    def deep(self, images: Tensor, blocks: int, tunings: Sequence[Tuning] = UNTUNED) -> Tensor:
+        """The features of `forward`, then of each of the last `blocks` blocks, in their order, the mean of its patch
+        tokens, standardised by a layer norm without weights: [B, 3, H, W] -> [B, deep_dim(blocks)]"""
+        self.deep_dim(blocks)  # checks the number
+        lower = self.depth - blocks
+        tokens = self.through(self.embed(images), tunings[:lower], 0, lower)
+        means = []
+        for k in range(lower, self.depth):
+            tokens = self.through(tokens, tunings[k : k + 1], k, k + 1)
+            means.append(tokens[:, self.net.num_prefix_tokens :].mean(dim=1))
+        return torch.cat([self.read(tokens), *(F.layer_norm(mean, (self.width,)) for mean in means)], dim=1)
+
     def fingerprint(self) -> str:
         """Hash of all weights."""
         digest = hashlib.sha256()
