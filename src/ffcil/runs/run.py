@@ -227,8 +227,8 @@ def augmentation_of(config: RunConfig, augmentation: Augmentation) -> Augmentati
         augmentation = augmentation.without_randomness()
     elif config.train.augment == "auto":
         augmentation = replace(augmentation, auto=True)
-    normalise = config.normalise
-    if normalise == "auto":
+    normalise = complete(config).normalise
+    if normalise == "published":
         normalise = "unit" if find_method(config.method).pretrained else "data"
     if normalise == "unit":
         return replace(augmentation, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
