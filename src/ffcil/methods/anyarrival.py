@@ -54,6 +54,7 @@ class AnyArrival(Pretrained):
     Config = AnyArrivalConfig
     config: AnyArrivalConfig
     trains = False
+    any_network = True
     fixed_features = True
     takes_known_classes = True
     projection: Tensor | None
@@ -71,7 +72,7 @@ class AnyArrival(Pretrained):
         self.calibration = Calibration()
         self.shrinkage = 1.0
         self._novelty: RelativeMahalanobis | None = None
-        deep = self.vit.deep_dim(self._blocks)
+        deep = self.network.deep_dim(self._blocks)
         projection = _directions(deep, width, settings.seed) if deep > width else None
         self.register_buffer("projection", projection if projection is None else projection.to(device), False)
         self.register_buffer("weight", torch.zeros(0, width, device=device))
@@ -84,16 +85,15 @@ class AnyArrival(Pretrained):
 
     @property
     def _blocks(self) -> int:
-        return self.vit.depth // 2 + 1 if self.config.blocks is None else self.config.blocks
+        readable = self.network.blocks
+        return min(readable // 2 + 1, readable) if self.config.blocks is None else self.config.blocks
 
     @property
     def feature_dim(self) -> int:
-        return min(self.vit.deep_dim(self._blocks), self.config.width)
+        return min(self.network.deep_dim(self._blocks), self.config.width)
 
     def features(self, images: Tensor) -> Tensor:
-        with self.engine.autocast():
-            deep: Tensor = self.vit.deep(images, self._blocks)
-        deep = deep.float()
+        deep = self.deep_features(images, self._blocks)
         return deep if self.projection is None else deep @ self.projection
 
     def grow(self, increment: Increment) -> None:

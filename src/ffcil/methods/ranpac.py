@@ -10,12 +10,8 @@ from torch import Tensor, nn
 
 from ffcil.losses import class_wise_mean, cross_entropy
 from ffcil.methods.learner import LearnerSettings, MethodConfig
-<<<<<<< HEAD
-from ffcil.methods.parts.analytic import SCALE, AnalyticConfig, is_largest_step
-=======
 from ffcil.methods.parts.adapters import OptionalAdapterConfig
-from ffcil.methods.parts.analytic import SCALE, AnalyticConfig, is_largest_step, sample_weights
->>>>>>> anytimm
+from ffcil.methods.parts.analytic import SCALE, AnalyticConfig, is_largest_step
 from ffcil.methods.pretrained import Pretrained
 from ffcil.methods.registry import register
 from ffcil.models.analytic import AnalyticHead

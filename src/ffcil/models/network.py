@@ -48,9 +48,18 @@ class FeatureNetwork(nn.Module):
         means = [standardised(values.mean(dim=(2, 3))) for values in maps]
         return torch.cat([self.net.forward_head(last, pre_logits=True), *means], dim=1)
 
+    @property
+    def blocks(self) -> int:
+        """Number of blocks or stages that `deep` can read."""
+        return len(self._stages())
+
+    def _stages(self) -> list[dict[str, Any]]:
+        """Timm's facts of each block or stage."""
+        return list(self.net.feature_info) if hasattr(self.net, "forward_intermediates") else []
+
     def _widths(self, blocks: int) -> list[int]:
         """Number of features of each of the last `blocks` blocks or stages, which are checked."""
-        stages = self.net.feature_info if hasattr(self.net, "forward_intermediates") else []
+        stages = self._stages()
         if not 0 <= blocks <= len(stages):
             name = type(self.net).__name__
             raise InputError(f"{name} of timm has {len(stages)} blocks or stages that can be read, not {blocks}.")
