@@ -92,6 +92,11 @@ class AnyArrival(Pretrained):
     def feature_dim(self) -> int:
         return min(self.network.deep_dim(self._blocks), self.config.width)
 
+    @property
+    def feature_kind(self) -> str:
+        drawn = "" if self.projection is None else f" {self.config.width} {self.settings.seed}"
+        return f"deep {self._blocks}{drawn}"
+
     def features(self, images: Tensor) -> Tensor:
         deep = self.deep_features(images, self._blocks)
         return deep if self.projection is None else deep @ self.projection
