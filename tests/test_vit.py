@@ -18,8 +18,9 @@ from torch._dynamo.testing import CompileCounter
 from conftest import seeded, small_stream
 from ffcil.errors import InputError
 from ffcil.methods.learner import Learner
+from ffcil.models.pretrained import build_vit
 from ffcil.models.tuners import Adapter, Adapters, LoRA, Tuning
-from ffcil.models.vit import ViT, build_vit
+from ffcil.models.vit import ViT
 
 TINY = "vit_tiny_patch16_224"
 # Families with layer scale, register tokens, no class token, average pooling, a norm before the blocks
@@ -84,7 +85,7 @@ def test_deep_features_with_tunings(tiny: ViT) -> None:
         first = tiny.through(tiny.embed(x), tunings[:1], 0, 1)[:, 1:].mean(dim=1)
     of_first = deep[:, tiny.feature_dim : tiny.feature_dim + tiny.width]
     torch.testing.assert_close(of_first, torch.nn.functional.layer_norm(first, (tiny.width,)))
-    with pytest.raises(InputError, match="has 12 blocks, so that 13"):
+    with pytest.raises(InputError, match="VisionTransformer of timm has 12 blocks or stages that can be read, not 13"):
         tiny.deep_dim(13)
 
 

@@ -12,7 +12,7 @@ fitted to: of held-out images, or leave-one-out scores of the training images. T
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
@@ -21,8 +21,6 @@ from torch import Tensor
 
 CHUNK = 1 << 22
 """Number of elements of a matrix that are held in double precision at a time."""
-FITTED_ROWS = 20_000
-"""Number of rows that choose the curvature. More rows hardly change a single number."""
 GROUPS = 12
 """Number of points that map the log-odds of the highest class. Cross-validated on left-out scores of Cars, 8 to 40 have
 the same likelihood."""
@@ -58,51 +56,39 @@ def fit_temperature(scores: Tensor, targets: Tensor) -> float:
         scores: Scores of images that the classifier was not fitted to, [N, C].
         targets: Their classes, [N], whose scores are finite. Other classes may have the score -inf.
     """
-    return _fit_temperature(scores, targets, _unchanged)[0]
-
-
-def _unchanged(gaps: Tensor) -> Tensor:
-    return gaps
-
-
-def _fit_temperature(scores: Tensor, targets: Tensor, curve: Callable[[Tensor], Tensor]) -> tuple[float, float]:
-    """The temperature for gaps that are first mapped by `curve`, and the mean negative log-likelihood."""
     total, number = 0.0, 0
     for (rows,) in _chunks(scores):
-        gaps = curve(_gaps(rows))
+        gaps = _gaps(rows)
         here = gaps.isfinite() & (gaps > 0)
         total, number = total + gaps[here].sum().item(), number + int(here.sum())
     scale = total / max(1, number)
     if not scale:  # every row has equal scores
-        return 1.0, math.log(scores.shape[1])
+        return 1.0
     low, high, at = -LIMIT, LIMIT, 0.0  # of the logarithm of the sharpness scale / T
     for _ in range(60):
-        loss, slope, change = _likelihood(scores, targets, curve, math.exp(at) / scale)
+        slope, change = _derivatives(scores, targets, math.exp(at) / scale)
         low, high = (low, at) if slope > 0 else (at, high)
         newton = at - slope / change if change > 0 else math.inf
         following = newton if low < newton < high else (low + high) / 2
         moved, at = abs(following - at), following
         if moved < 1e-9:
             break
-    return scale / math.exp(at), loss
+    return scale / math.exp(at)
 
 
-def _likelihood(
-    scores: Tensor, targets: Tensor, curve: Callable[[Tensor], Tensor], sharpness: float
-) -> tuple[float, float, float]:
-    """Mean negative log-likelihood of softmax(-sharpness * gaps), its derivative by the sharpness, and the derivative
+def _derivatives(scores: Tensor, targets: Tensor, sharpness: float) -> tuple[float, float]:
+    """Derivative of the mean negative log-likelihood of softmax(-sharpness * gaps) by the sharpness, and the derivative
     of that by log(sharpness)."""
-    loss = slope = change = 0.0
+    slope = change = 0.0
     for rows, labels in _chunks(scores, targets):
-        gaps = curve(_gaps(rows))
+        gaps = _gaps(rows)
         own = gaps.gather(1, labels[:, None])[:, 0]
-        logs = torch.log_softmax(-sharpness * gaps, dim=1)
-        loss -= logs.gather(1, labels[:, None]).sum().item()
-        shares, gaps = logs.exp_(), gaps.masked_fill_(gaps.isinf(), 0)
+        shares = torch.softmax(-sharpness * gaps, dim=1)
+        gaps.masked_fill_(gaps.isinf(), 0)
         mean = (shares * gaps).sum(dim=1)
         slope += (own - mean).sum().item()
         change += ((shares * gaps.square()).sum(dim=1) - mean.square()).sum().item() * sharpness
-    return loss / len(scores), slope / len(scores), change / len(scores)
+    return slope / len(scores), change / len(scores)
 
 
 # --- probabilities --------------------------------------------------------------------------------------------------
@@ -112,19 +98,15 @@ def _likelihood(
 class Calibration:
     """A map from scores [N, C] to probabilities [N, C] that keeps the order of the classes.
 
-    With g, the gaps of the scores to the highest one of the row, p is the softmax of -asinh(curvature g) / (curvature
-    temperature): the logarithm lets large gaps count less, as the tails of a Student distribution do. Then the log-odds
-    of the highest probability are mapped by a line through points, which never falls, and the other probabilities are
-    scaled so that the sum is 1. Beyond the first and the last point it is level: no image is more certain than those
-    that were tested.
+    The softmax of the scores over the temperature comes first. Then the log-odds of the highest probability are mapped
+    by a line through points, which never falls, and the other probabilities are scaled so that the sum is 1. Beyond the
+    first and the last point the line is level: no image is more certain than those that were tested.
 
     `dataclasses.asdict` makes the state, and `Calibration(**state)` reads it.
     """
 
     temperature: float = 1.0
     """Temperature T."""
-    curvature: float = 0.0
-    """Strength of the logarithm, in units of 1 / score; 0: gaps count as they are."""
     odds: tuple[float, ...] = ()
     """Log-odds of the highest probability at the points, which increase; none: no map."""
     levels: tuple[float, ...] = ()
@@ -148,7 +130,7 @@ class Calibration:
     def _top_odds(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Logits of the classes without the highest one, whose place has -inf, [N, C], and the log-odds of that class
         before they are mapped, [N]."""
-        logits = -_curved(_gaps(scores), self.curvature) / self.temperature
+        logits = -_gaps(scores) / self.temperature
         others = logits.scatter(1, scores.argmax(dim=1, keepdim=True), -torch.inf)
         return others, -others.logsumexp(dim=1)  # the highest logit is 0
 
@@ -161,12 +143,8 @@ class Calibration:
         return torch.lerp(levels[after - 1], levels[after], share)
 
 
-def _curved(gaps: Tensor, curvature: float) -> Tensor:
-    return torch.asinh(curvature * gaps) / curvature if curvature else gaps
-
-
 def fit_calibration(scores: Tensor, targets: Tensor) -> Calibration:
-    """Fit a calibration: temperature and curvature to the classes by maximum likelihood, then the points of the line to
+    """Fit a calibration: the temperature to the classes by maximum likelihood, then the points of the line to
     whether the highest class is right.
 
     Args:
@@ -175,36 +153,10 @@ def fit_calibration(scores: Tensor, targets: Tensor) -> Calibration:
     """
     if scores.shape[1] < 2 or not len(scores):
         return Calibration()
-    every = math.ceil(len(scores) / FITTED_ROWS)
-    curvature = _fit_curvature(scores[::every], targets[::every])
-    temperature, _ = _fit_temperature(scores, targets, lambda gaps: _curved(gaps, curvature))
-    by_class = Calibration(temperature, curvature)
+    by_class = Calibration(fit_temperature(scores, targets))
     odds = torch.cat([by_class._top_odds(rows)[1] for (rows,) in _chunks(scores)])
     points, levels = _fit_line(odds, (scores.argmax(dim=1) == targets).double())
     return replace(by_class, odds=points, levels=levels)
-
-
-def _fit_curvature(scores: Tensor, targets: Tensor) -> float:
-    """The curvature with the smallest negative log-likelihood at its best temperature, by golden section."""
-    plain, best = _fit_temperature(scores, targets, _unchanged)
-
-    def loss(log_strength: float) -> float:
-        return _fit_temperature(scores, targets, lambda gaps: _curved(gaps, math.exp(log_strength) / plain))[1]
-
-    golden = (math.sqrt(5) - 1) / 2
-    low, high = math.log(1e-3), math.log(1e3)
-    left, right = high - golden * (high - low), low + golden * (high - low)
-    at_left, at_right = loss(left), loss(right)
-    while high - low > 0.05:
-        if at_left <= at_right:
-            high, right, at_right = right, left, at_left
-            left = high - golden * (high - low)
-            at_left = loss(left)
-        else:
-            low, left, at_left = left, right, at_right
-            right = low + golden * (high - low)
-            at_right = loss(right)
-    return math.exp((low + high) / 2) / plain if min(at_left, at_right) < best else 0.0
 
 
 def _fit_line(odds: Tensor, right: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -22,12 +22,12 @@ from ffcil.methods.learner import LearnerSettings, MethodConfig
 from ffcil.methods.parts.kept_features import KeptFeatures, half
 from ffcil.methods.pretrained import Pretrained
 from ffcil.methods.registry import register
-from ffcil.models.discriminant import ClassSums, Discriminant, shrinkage_from_sums
+from ffcil.models.discriminant import ClassSums, Discriminant
 from ffcil.stream import Increment
 
-SHRINKAGES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+SHRINKAGES = (0.01, 0.03, 0.1, 0.3, 1.0)
 """Candidates for the shrinkage of the covariance."""
-CHOOSING, CALIBRATING = 1_000_000, 4_000_000
+CHOOSING, CALIBRATING = 100_000, 1_000_000
 """Most scores (images times classes) of left-out images that choose the shrinkage, and that calibrate."""
 FEWEST, MOST = 100, 5_000
 """Bounds on the number of these images."""
@@ -54,6 +54,7 @@ class AnyArrival(Pretrained):
     Config = AnyArrivalConfig
     config: AnyArrivalConfig
     trains = False
+    any_network = True
     fixed_features = True
     takes_known_classes = True
     projection: Tensor | None
@@ -71,7 +72,7 @@ class AnyArrival(Pretrained):
         self.calibration = Calibration()
         self.shrinkage = 1.0
         self._novelty: RelativeMahalanobis | None = None
-        deep = self.vit.deep_dim(self._blocks)
+        deep = self.network.deep_dim(self._blocks)
         projection = _directions(deep, width, settings.seed) if deep > width else None
         self.register_buffer("projection", projection if projection is None else projection.to(device), False)
         self.register_buffer("weight", torch.zeros(0, width, device=device))
@@ -84,16 +85,20 @@ class AnyArrival(Pretrained):
 
     @property
     def _blocks(self) -> int:
-        return self.vit.depth // 2 + 1 if self.config.blocks is None else self.config.blocks
+        readable = self.network.blocks
+        return min(readable // 2 + 1, readable) if self.config.blocks is None else self.config.blocks
 
     @property
     def feature_dim(self) -> int:
-        return min(self.vit.deep_dim(self._blocks), self.config.width)
+        return min(self.network.deep_dim(self._blocks), self.config.width)
+
+    @property
+    def feature_kind(self) -> str:
+        drawn = "" if self.projection is None else f" {self.config.width} {self.settings.seed}"
+        return f"deep {self._blocks}{drawn}"
 
     def features(self, images: Tensor) -> Tensor:
-        with self.engine.autocast():
-            deep: Tensor = self.vit.deep(images, self._blocks)
-        deep = deep.float()
+        deep = self.deep_features(images, self._blocks)
         return deep if self.projection is None else deep @ self.projection
 
     def grow(self, increment: Increment) -> None:
@@ -126,12 +131,13 @@ class AnyArrival(Pretrained):
         self.right, self.asked = torch.zeros_like(self.sums.counts), torch.zeros_like(self.sums.counts)
         if not self.sums.counts.any():  # all images have been removed
             self.weight, self.bias = torch.zeros_like(self.weight), torch.zeros_like(self.bias)
+            self.calibration = Calibration()
             return
         discriminant = Discriminant.of(self.sums)
         if discriminant.can_be_left_out(self.kept.targets).any():
             self._choose(discriminant)
         else:
-            self.shrinkage, self.calibration = shrinkage_from_sums(discriminant), Calibration()
+            self.shrinkage, self.calibration = discriminant.shrinkage_from_sums(), Calibration()
         weight, bias = discriminant.linear(self.shrinkage)
         self.weight, self.bias = weight.to(self.weight), bias.to(self.bias)
 

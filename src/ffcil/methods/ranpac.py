@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ffcil.losses import class_wise_mean, cross_entropy
 from ffcil.methods.learner import LearnerSettings, MethodConfig
+from ffcil.methods.parts.adapters import OptionalAdapterConfig
 from ffcil.methods.parts.analytic import SCALE, AnalyticConfig, is_largest_step
 from ffcil.methods.pretrained import Pretrained
 from ffcil.methods.registry import register
@@ -17,6 +18,10 @@ from ffcil.models.analytic import AnalyticHead
 from ffcil.models.heads import GrowingCosine
 from ffcil.stream import Increment
 from ffcil.training.fit import Training
+
+
+class RanPACConfig(OptionalAdapterConfig, AnalyticConfig):
+    """RanPAC's own fields."""
 
 
 @register("ranpac")
@@ -34,10 +39,11 @@ class RanPAC(Pretrained):
     title = "RanPAC"
     paper = "https://arxiv.org/abs/2307.02251"
     classifiers: ClassVar[Mapping[str, str]] = {"analytic": "analytic head"}
-    Config = AnalyticConfig
-    config: AnalyticConfig
+    Config = RanPACConfig
+    config: RanPACConfig
     training_only = ("head",)
     fixed_features = True
+    any_network = True
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
@@ -47,6 +53,10 @@ class RanPAC(Pretrained):
         balanced, shared = self.reduce is class_wise_mean, settings.framework.shared_ridge
         analytic = AnalyticHead(self.feature_dim, self.config.hidden, nn.init.normal_, shared, balanced)
         self.analytic = analytic.to(self.engine.device)
+
+    @property
+    def tunes_network(self) -> bool:
+        return self.config.rank > 0
 
     def grow(self, increment: Increment) -> None:
         super().grow(increment)
