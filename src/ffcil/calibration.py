@@ -12,7 +12,7 @@ fitted to: of held-out images, or leave-one-out scores of the training images. T
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
