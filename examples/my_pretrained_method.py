@@ -55,7 +55,7 @@ class SLDA(Pretrained):
         self.classes.grow(increment.seen_now)
 
     def features(self, images: Tensor) -> Tensor:
-        return self.vit_features(images)
+        return self.network_features(images)
 
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
         self.classes.remember(features, targets)
