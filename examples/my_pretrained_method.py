@@ -36,6 +36,7 @@ class SLDA(Pretrained):
     classifiers: ClassVar = {"lda": "linear discriminant"}
     trains = False  # nothing is optimised, so there is no `loss`
     fixed_features = True  # test features are computed once
+    any_network = True  # it only reads features, of a ViT or of any other network of timm
     Config = SLDAConfig
     config: SLDAConfig
     scatter: Tensor
