@@ -105,7 +105,7 @@ def test_a_tree_like_imagenet_a_from_prepare_to_a_run(
     cut = {"method": "simplecil", "backbone": "vit_tiny_patch16_224", "weights": None, "arrivals.sizes": "[2,1]"}
     settings = [part for key, value in cut.items() for part in ("--set", f"{key}={'null' if value is None else value}")]
     run = ("run", "imagenet-a", *there, "--device", "cpu", "--threads", "1", "--out", "run", *settings)
-    monkeypatch.setattr("ffcil.data.decoding.upright", None)  # Nothing is decoded again.
+    monkeypatch.setattr("ffcil.data.decoding.decode", None)  # Nothing is decoded again.
     status, out, err = ffcil_data(*run)
     assert status == 0, err
     assert "prototype (scored)" in out
@@ -157,20 +157,20 @@ def test_check_compares_unreadable_images_with_those_left_out(
     for path in damage(root)[1:]:
         path.unlink()
     assert ffcil_data("data", "prepare", str(root), "--skip-bad")[0] == 0
-    read = decoding.upright
+    read = decoding.decode
     victim = next((root / "test" / "n00000000").iterdir())
 
-    def worse(content: Path) -> Image.Image:
+    def worse(content: Path, size: int) -> Image.Image:
         if content == victim:
             raise ValueError("it is no longer read")
-        return read(content)
+        return read(content, size)
 
-    monkeypatch.setattr(decoding, "upright", worse)
+    monkeypatch.setattr(decoding, "decode", worse)
     status, _, err = ffcil_data("data", "check", str(root))
     assert status == 2
     assert "1 image(s) cannot be read" in err
     assert err.endswith(f": {victim} (it is no longer read).\n")
-    monkeypatch.setattr(decoding, "upright", lambda content: read(victim if content == bad else content))
+    monkeypatch.setattr(decoding, "decode", lambda content, size: read(victim if content == bad else content, size))
     status, _, err = ffcil_data("data", "check", str(root))
     assert status == 2
     assert "leaves out 1 image(s) that can be read now: remove the store" in err

@@ -21,7 +21,7 @@ from PIL import Image
 from conftest import small_config
 from ffcil.data import decoding
 from ffcil.data.cache import cache_folder, cached_folder
-from ffcil.data.decoding import LONGEST, scaled, upright
+from ffcil.data.decoding import LONGEST, decode
 from ffcil.data.ragged import RaggedImages
 from ffcil.data.sources import DataSet, load_dataset
 from ffcil.data.store import StoreDraft, open_store, verify_store
@@ -80,7 +80,7 @@ def test_the_full_frame_is_kept_with_a_scaled_short_side(tmp_path: Path) -> None
         assert (split.images.sizes.amin(1) == 128).all()
     tall = Image.open(tmp_path / "x" / "class 0" / "5.png")  # 125 wide, 135 high
     want = np.asarray(tall.resize((128, 138), Image.Resampling.BICUBIC))
-    assert np.array_equal(scaled(upright(tmp_path / "x" / "class 0" / "5.png"), 112), want)
+    assert np.array_equal(decode(tmp_path / "x" / "class 0" / "5.png", 112), want)
 
 
 def test_exif_orientation_is_applied(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_very_many_unreadable_images_are_counted(tmp_path: Path) -> None:
 def test_images_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = photographs(tmp_path / "x", 2, 4)
     first = load_dataset("folder", root, 96)
-    monkeypatch.setattr("ffcil.data.decoding.upright", None)
+    monkeypatch.setattr("ffcil.data.decoding.decode", None)
     monkeypatch.chdir(tmp_path)
     again = load_dataset("folder", "x", 96)  # a relative path to the same folder
     assert torch.equal(pixels(first), pixels(again))
@@ -213,7 +213,7 @@ def test_a_killed_preparation_is_resumed(tmp_path: Path, cache: Path, monkeypatc
     process.wait()
     assert not list(cache.glob("images-*"))
     decodings = []
-    monkeypatch.setattr(decoding, "upright", lambda content: decodings.append(content) or upright(content))
+    monkeypatch.setattr(decoding, "decode", lambda *image: decodings.append(image) or decode(*image))
     resumed = load_dataset("folder", root, 224).train
     assert len(resumed) == 400
     assert 0 < len(decodings) <= 500 - 256

@@ -13,6 +13,7 @@ from ffcil.config.arrivals import ARRIVALS
 from ffcil.config.base import Settings, validate
 from ffcil.config.earlier import renewed
 from ffcil.config.pycil_pilot import is_foreign, left_out, translate
+from ffcil.config.reading import read_value, read_yaml
 from ffcil.config.settings import RunConfig
 from ffcil.errors import InputError, unknown
 
@@ -20,7 +21,6 @@ RECIPE_FILES = (".yaml", ".yml", ".json")
 """Suffixes of recipe files. JSON is YAML, so the config.json of a run is a recipe too."""
 KINDS = ("conventional", "pretrained")
 """Kinds of methods."""
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # fast, because a study reads a recipe for each of its runs
 
 
 def recipe_names() -> list[str]:
@@ -53,17 +53,6 @@ def not_carried_over(recipe: str) -> list[str]:
     return left_out(content, f"The file {recipe}") if is_foreign(content) else []
 
 
-def read_yaml(what: str, text: str) -> dict[str, Any]:
-    """Read a YAML mapping of fields; `what` names the text in errors."""
-    try:
-        content = yaml.load(text, _LOADER)
-    except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"{what} is not YAML: {' '.join(str(error).split())}.") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{what} must be a YAML mapping of fields, not {type(content).__name__}.")
-    return content
-
-
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
     """Convert assignments such as `["train.batch=64", "arrivals.sizes=[1,2]"]` to a nested mapping; values are YAML."""
     nested: dict[str, Any] = {}
@@ -72,7 +61,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
         if not equals or not key:
             raise InputError(f"Cannot read --set {assignment!r}: write it as key=value, for example train_seed=1.")
         try:
-            value = yaml.safe_load(text)
+            value = read_value(text)
         except (yaml.YAMLError, ValueError) as error:
             raise InputError(f"Cannot read the value of --set {assignment!r}: quote it as YAML.") from error
         *parents, leaf = key.strip().split(".")

@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ffcil.config.resolve import read_yaml
+from ffcil.config.reading import read_yaml
 from ffcil.data.layouts import list_cub, list_imagenet100, list_tiny_imagenet, list_torchvision, list_train_test
 from ffcil.data.own_images import TEST, TRAIN, Listing
 from ffcil.data.resized_crop import SMALLEST_CROP

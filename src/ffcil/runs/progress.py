@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 
+from ffcil.errors import printable
 from ffcil.training.progress import FitProgress, Listener
 
 
@@ -162,4 +163,4 @@ class ConsoleProgress(Listener):
 
     def _print(self, text: str) -> None:
         self.last_line = time.monotonic()
-        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+        self.console.print(printable(text), highlight=False, soft_wrap=True, markup=False)

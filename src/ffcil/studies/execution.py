@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ffcil.data.sources import load_dataset
-from ffcil.errors import InputError, unknown
+from ffcil.errors import InputError, printable, unknown
 from ffcil.methods import find_method
 from ffcil.report import Contents, compare, load_run, terminal_table, write_page, write_report
 from ffcil.report.read.records import read_runs
@@ -55,7 +55,7 @@ def run_study(plan: Plan, executor: Executor) -> bool:
     lines = [f"{done} of {len(plan.jobs)} runs done in {plan.out}/runs  ({in_words(time.perf_counter() - start)})"]
     lines += [f"failed: {job.label}: {reason} ({job.folder / LOG})" for job, reason in failed.items()]
     lines += [f"left out of the table: {reason}" for reason in damaged]
-    console.out("\n".join(lines), highlight=False)
+    console.out(printable("\n".join(lines)), highlight=False)
     return not failed and not damaged
 
 

@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ffcil.errors import printable
 from ffcil.runs.folder import is_busy
 from ffcil.runs.progress import format_accuracies
 from ffcil.runs.state import RunState, read_state
@@ -39,7 +40,7 @@ class StudyProgress(ExitStack):
 
     def message(self, text: str) -> None:
         """Print a line."""
-        self.console.out(text, highlight=False)
+        self.console.out(printable(text), highlight=False)
 
     def update(self, running: Collection[Job]) -> None:
         """Read the state of all jobs and show it, unless that was done a moment ago and jobs are running."""
