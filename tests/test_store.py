@@ -6,8 +6,10 @@ import errno
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -26,6 +28,7 @@ from ffcil.data.ragged import RaggedImages
 from ffcil.data.sources import DataSet, load_dataset
 from ffcil.data.store import StoreDraft, open_store, verify_store
 from ffcil.errors import InputError
+from ffcil.locks import lock
 from ffcil.runs.run import Run
 
 
@@ -294,6 +297,45 @@ def test_a_full_disk_is_reported_with_its_place(cache: Path) -> None:
     with pytest.raises(InputError, match=rf"{cache} could not be written \(No space left on device\): free some space"):
         cached_folder("key", write)
     assert not [path for path in cache.iterdir() if path.is_dir()]
+
+
+def test_everything_is_on_the_disk_before_the_folder_has_its_name(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    def name(handle: int) -> str:
+        return Path(os.readlink(f"/proc/self/fd/{handle}")).name
+
+    monkeypatch.setattr(os, "fsync", lambda handle: events.append(name(handle)))
+    rename = Path.rename
+    monkeypatch.setattr(Path, "rename", lambda path, to: (events.append(f"-> {to.name}"), rename(path, to))[1])
+
+    def write(draft: Path) -> None:
+        (draft / "part").mkdir()
+        (draft / "part" / "b").touch()
+        (draft / "a").touch()
+
+    cached_folder("key", write)
+    assert sorted(events[:4]) == [".key", "a", "b", "part"]
+    assert events[4:] == ["-> key", cache.name]
+
+
+def test_a_second_preparation_says_what_it_waits_for(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ffcil.locks._SILENT", 0.05)
+    cache.mkdir()
+    with lock(cache / ".key.lock"):
+        waiting = threading.Thread(target=cached_folder, args=("key", lambda draft: None))
+        waiting.start()
+        for _ in range(500):
+            time.sleep(0.01)
+            if "waiting" in (said := capsys.readouterr().err):
+                break
+        assert said.startswith(f"ffcil: waiting for process {os.getpid()} on {socket.gethostname()}, since 20")
+        assert said.endswith(f", which prepares {cache / 'key'}\n")
+        assert waiting.is_alive()
+    waiting.join(10)
+    assert [path.name for path in cache.iterdir()] == ["key"]
 
 
 def test_an_empty_cache_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

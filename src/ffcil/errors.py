@@ -15,6 +15,14 @@ class BusyError(InputError):
     """The folder of the run is in use by another process; it may be free later."""
 
 
+class DamagedError(InputError):
+    """Files that ffcil wrote are damaged. `what` says which and how, without the remedy."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(f"{what}: {remedy}.")
+        self.what = what
+
+
 def unknown(what: str, name: str, options: Iterable[str]) -> InputError:
     """An `InputError` for an unknown name that suggests the nearest known one."""
     known = sorted(options)

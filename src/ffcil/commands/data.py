@@ -95,7 +95,7 @@ def check(
         print(f"{found['images_read']:,} images read, {left_out}")
         state = "checksums are correct" if found["prepared"] else "not prepared yet"
         print(f"store for image_size={stored_size(source, image_size)}: {state}")
-    elif source.gigabytes is not None:
+    else:
         print("the checksums of its files are correct")
 
 

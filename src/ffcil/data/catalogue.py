@@ -85,7 +85,9 @@ def check_dataset(
         raise InputError(problem)
     found: dict[str, Any] = {"name": name, "data": str(root) if root else None}
     if source.list_images is None:
-        data = source.load(root, None, False, False)  # These files have checksums of their own.
+        data = source.load(root, None, False, False)  # The files of CIFAR-100 have checksums of their own.
+        if source.verify:
+            source.verify()
         return {**found, "train_images": len(data.train), "test_images": len(data.test)}
     remedy = remedy_for_bad_images(name, root, image_size)
     size = stored_size(source, image_size)

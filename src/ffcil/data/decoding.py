@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import track
 
 from ffcil.data.budget import Budget
-from ffcil.data.cache import cached_folder
+from ffcil.data.cache import cached
 from ffcil.data.store import BadImage, Store, StoreDraft, open_store
 from ffcil.errors import InputError
 
@@ -51,7 +51,7 @@ def image_formats() -> tuple[str, ...]:
     Image.preinit()  # The common formats come first.
     Image.init()
     # The C library returns larger blocks to the system. Smaller ones would stay with each thread that decoded an image.
-    Image.core.set_block_size(2**26)
+    Image.core.set_block_size(2**26)  # type: ignore[attr-defined]
     return tuple(name for name in Image.ID if name != "EPS")
 
 
@@ -150,7 +150,7 @@ def decode_to_store(
                 raise UnreadableImages(draft.bad)
             draft.finish()
 
-    return open_store(cached_folder(key, write))
+    return cached(key, write, open_store)
 
 
 def find_unreadable(images: Iterable[Encoded], count: int, size: int) -> list[BadImage]:

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from ffcil.data.augment import Augmentation
 from ffcil.data.cache import cache_folder
 from ffcil.data.decoding import UnreadableImages, short_side_for
-from ffcil.data.glyphs import CHARACTERS, GLYPHS_AUGMENTATION, glyphs
+from ffcil.data.glyphs import CHARACTERS, GLYPHS_AUGMENTATION, glyphs, verify_glyphs
 from ffcil.data.image_set import ImageSet
 from ffcil.data.layouts import find_folder, list_folder
 from ffcil.data.own_images import DEFAULT_SIZE, Listing, OutsideError, own_augmentation
@@ -52,6 +52,8 @@ class Source(Facts):
     """Function that reports what is missing and how to get it, or returns None."""
     list_images: ListImages | None = None
     """Function that lists names and labels without decoding; None if the images are not in separate files."""
+    verify: Callable[[], None] | None = None
+    """Function that raises an error if stored images do not match their checksums; None if there is no such store."""
     counts: tuple[int | None, int | None] | None = None
     """Number of training and test images of the published split; None if uncertain."""
 
@@ -257,6 +259,7 @@ SOURCES: dict[str, Source] = {
         usual_size=32,
         load=_load_glyphs,
         find=lambda root: None,
+        verify=verify_glyphs,
         origin="ffcil",
         licence="MIT",
         counts=(20_000, 5_000),
