@@ -20,7 +20,7 @@ import pytest
 import torch
 from PIL import Image
 
-from conftest import small_config
+from conftest import limited_files, small_config
 from ffcil.data import decoding
 from ffcil.data.cache import cache_folder, cached_folder
 from ffcil.data.decoding import LONGEST, decode
@@ -294,9 +294,22 @@ def test_a_full_disk_is_reported_with_its_place(cache: Path) -> None:
     def write(draft: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")  # like the error of a write, without a file name
 
-    with pytest.raises(InputError, match=rf"{cache} could not be written \(No space left on device\): free some space"):
+    with pytest.raises(
+        InputError, match=rf"{cache / 'key'} could not be written \(No space left on device\): free some space"
+    ):
         cached_folder("key", write)
     assert not [path for path in cache.iterdir() if path.is_dir()]
+
+
+def test_a_limit_on_the_size_of_files_is_reported(cache: Path) -> None:
+    def write(draft: Path) -> None:
+        with limited_files(1000):
+            (draft / "large").write_bytes(bytes(2000))
+
+    with pytest.raises(
+        InputError, match=r"key could not be written \(File too large\): raise the limit .* `ulimit -f`"
+    ):
+        cached_folder("key", write)
 
 
 def test_everything_is_on_the_disk_before_the_folder_has_its_name(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

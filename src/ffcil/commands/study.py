@@ -32,6 +32,10 @@ def study(
     per_gpu: Annotated[int | None, typer.Option(min=1, help="Runs per GPU (default: 8 with MPS, else 1).")] = None,
     address: Annotated[str | None, typer.Option(help="Address of a Ray cluster, or auto (default: start one).")] = None,
     slurm: Annotated[Texts, typer.Option(metavar="KEY=VALUE", help="Parameter of submitit: timeout_min=600.")] = None,
+    patience: Annotated[
+        float | None,
+        typer.Option(min=0.1, metavar="MINUTES", help="End and resume a run without progress for so long."),
+    ] = None,
     logs: Logs = None,
     imports: Imports = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs, estimate their time, and stop.")] = False,
@@ -69,7 +73,7 @@ def study(
         print_plan(plan, chosen)
         return
     with stoppable():
-        if not run_study(plan, chosen):
+        if not run_study(plan, chosen, patience and 60 * patience):
             raise typer.Exit(1)
 
 

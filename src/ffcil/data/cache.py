@@ -1,5 +1,6 @@
 """The cache folder: decoded or drawn images are stored once and memory-mapped afterwards."""
 
+import errno
 import os
 import shutil
 import sys
@@ -83,10 +84,10 @@ def _fill(draft: Path, folder: Path, make: Callable[[Path], None]) -> None:
         if isinstance(error, OSError) and folder.is_dir():  # another process finished first
             return
         if isinstance(error, OSError) and error.filename is None:  # a failed write, which does not name the file
-            raise InputError(
-                f"{folder.parent} could not be written ({error.strerror or error}): free some space, or set another "
-                "folder with $FFCIL_CACHE."
-            ) from error
+            remedy = "free some space, or set another folder with $FFCIL_CACHE"
+            if error.errno == errno.EFBIG:
+                remedy = "raise the limit on the size of files with `ulimit -f`"
+            raise InputError(f"{folder} could not be written ({error.strerror or error}): {remedy}.") from error
         raise
 
 

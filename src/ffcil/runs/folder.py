@@ -16,10 +16,10 @@ from typing import Any
 from ffcil.config.base import validate
 from ffcil.config.settings import RunConfig
 from ffcil.errors import BusyError, InputError
-from ffcil.locks import Held, is_held, lock
+from ffcil.locks import Held, holder, is_held, lock, named
 from ffcil.metrics import CountTable
 from ffcil.runs import stored
-from ffcil.runs.atomic import write_whole
+from ffcil.runs.atomic import named_errors, write_whole
 from ffcil.runs.counts import Counts, pack_counts, unpack_counts
 from ffcil.runs.stored import Fields, StoredRun
 
@@ -44,6 +44,11 @@ def locked(folder: Path, remedy: str = "wait for it, or choose another --out") -
 def is_busy(folder: Path) -> bool:
     """Whether another process is running in a folder now."""
     return is_held(folder / LOCK)
+
+
+def running_in(folder: Path) -> str:
+    """The process that runs in a folder, in words, with its machine and since when."""
+    return named(holder(folder / LOCK))
 
 
 def checkpoint_name(step: int, epoch: int) -> str:
@@ -229,7 +234,8 @@ class RunFolder:
         write_whole(self.path / "records.jsonl", b"".join(lines[:finished]))
 
     def append_record(self, record: Mapping[str, Any]) -> None:
-        with (self.path / "records.jsonl").open("ab") as file:
+        path = self.path / "records.jsonl"
+        with named_errors(path), path.open("ab") as file:
             file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,9 @@ class CompositeListener(Listener):
             listener.step_done(record)
 
     def finished(self) -> None:
-        for listener in self.listeners:
-            listener.finished()
+        with ExitStack() as stack:  # All of them, also if one fails.
+            for listener in reversed(self.listeners):
+                stack.callback(listener.finished)
 
 
 class ProgressFile(Listener):

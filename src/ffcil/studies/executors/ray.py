@@ -2,9 +2,11 @@
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Self
 
 from ffcil.errors import InputError
+from ffcil.runs.folder import is_busy
 from ffcil.studies.executors.job import Ending, Job, Outcome, attempt
 from ffcil.studies.executors.loop import STOP_SECONDS, Attempt, Executor
 
@@ -49,14 +51,15 @@ class RayExecutor(Executor):
 
     def start(self, job: Job) -> Attempt:
         # Other nodes find the files by their absolute paths.
-        return _Task(self.ray, self.task.remote(replace(job, folder=job.folder.absolute())))
+        job = replace(job, folder=job.folder.absolute())
+        return _Task(self.ray, job.folder, self.task.remote(job))
 
 
 class _Task:
     """A job as a task of the cluster."""
 
-    def __init__(self, ray: Any, reference: Any) -> None:
-        self.ray, self.reference = ray, reference
+    def __init__(self, ray: Any, folder: Path, reference: Any) -> None:
+        self.ray, self.folder, self.reference = ray, folder, reference
 
     def outcome(self) -> Outcome | None:
         ready, _ = self.ray.wait([self.reference], timeout=0)
@@ -66,8 +69,14 @@ class _Task:
             return Outcome(Ending.CRASHED, str(error).strip().splitlines()[0])
         return outcome
 
+    def began(self) -> bool:
+        return is_busy(self.folder)
+
     def stop(self) -> None:
         self.ray.cancel(self.reference)
+
+    def kill(self) -> None:
+        self.ray.cancel(self.reference, force=True)
 
     def wait(self) -> None:
         self.ray.wait([self.reference], timeout=STOP_SECONDS)
