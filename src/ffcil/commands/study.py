@@ -8,7 +8,7 @@ import typer
 
 from ffcil.commands.options import Assignments, Device, Imports, Logs, Texts, import_methods, listed
 from ffcil.commands.output import stoppable
-from ffcil.errors import InputError
+from ffcil.errors import InputError, printable
 
 
 def study(
@@ -38,6 +38,7 @@ def study(
     ] = None,
     logs: Logs = None,
     imports: Imports = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Run the Python files that the study file imports.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs, estimate their time, and stop.")] = False,
 ) -> None:
     """Run a grid of methods, settings and seeds. The same command resumes an interrupted study."""
@@ -52,7 +53,14 @@ def study(
     check_logs(listed(logs))
     grid = load_study(recipe)
     # Absolute paths without duplicates: a continued study may already list a file that is given again.
-    files = list(dict.fromkeys((*grid.imports, *map(os.path.abspath, imports or []))))
+    asked = list(map(os.path.abspath, imports or []))
+    files = list(dict.fromkeys((*grid.imports, *asked)))
+    if (foreign := [file for file in grid.imports if file not in asked]) and not trust:
+        code, remedy = f"{recipe} imports Python code: {', '.join(foreign)}", "--trust, or --import FILE for each file"
+        if not dry_run:
+            raise InputError(f"{code}: read it, then add {remedy}.")
+        print(printable(f"{code}\nThe code was not run, and the runs are not listed: read it, then add {remedy}."))
+        return
     import_methods(files)
     grid = narrow(
         grid,

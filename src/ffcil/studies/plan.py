@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from ffcil.errors import printable
 from ffcil.runs.state import read_state
 from ffcil.studies.estimate import RuntimeHistory, in_words
 from ffcil.studies.executors.job import Job
@@ -59,20 +60,21 @@ def print_plan(plan: Plan, executor: Executor) -> None:
         console.width = 10_000  # A file has room for every column.
     console.print(_table(plan, history))
     lines = [plan.outline(executor), *_time_needed(plan, history, executor)]
+    lines += [f"imports the Python code of {file}" for file in plan.study.imports]
     lines += [f"missing: {problem}" for problem in missing_data(plan.jobs)]
-    console.out("\n".join(lines), highlight=False)
+    console.out(printable("\n".join(lines)), highlight=False)
 
 
 def _table(plan: Plan, history: RuntimeHistory) -> Table:
     folder = Column("folder", overflow="fold")
-    title, caption = Text(plan.study.title), Text(plan.study.about)
+    title, caption = Text(printable(plan.study.title)), Text(printable(plan.study.about))
     table = Table("run", folder, "state", "time", title=title, caption=caption, box=None)
     for job in plan.jobs:
         state, seconds = read_state(job.folder), history.estimate(job.config)
         progress = f"{len(state.records)} of {len(state.sizes)} steps" if state.sizes else "queued"
         time = in_words(seconds) if seconds else "?"
         row = ("done", "") if state.done else (progress, time)
-        table.add_row(Text(job.label), job.folder.name, *row)
+        table.add_row(Text(printable(job.label)), job.folder.name, *row)
     return table
 
 

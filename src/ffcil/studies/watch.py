@@ -90,7 +90,7 @@ class StudyProgress(ExitStack):
         record = state.records[-1] if state.records else None
         speed = state.now["images_per_second"] if state.now else record["images_per_second"] if record else None
         return (
-            Text(job.label),
+            Text(printable(job.label)),
             ProgressBar(total=1.0, completed=state.share, width=20),
             f"{len(state.records)}/{len(state.sizes)}" if state.sizes else "",
             format_accuracies(record) if record else "",

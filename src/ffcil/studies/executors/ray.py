@@ -1,6 +1,7 @@
 """Runs as tasks of a Ray cluster: an existing one, or one that is started on this machine."""
 
 import logging
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -28,6 +29,7 @@ class RayExecutor(Executor):
 
     def __enter__(self) -> Self:
         local_options = {} if self.address else {"include_dashboard": False}
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
         try:
             self.ray.init(self.address, log_to_driver=False, logging_level=logging.WARNING, **local_options)
         except self.ray.exceptions.AuthenticationError as error:
@@ -36,6 +38,8 @@ class RayExecutor(Executor):
         except (ConnectionError, ValueError) as error:
             raise InputError(f"No Ray cluster at {self.address!r}: start one with `ray start --head`.") from error
         self.callback(self.ray.shutdown)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)  # Ray has its own, which abort the process with a dump.
         self.task = self.ray.remote(num_cpus=1, num_gpus=self._gpu_share(), max_retries=RETRIES)(attempt)
         return self
 
