@@ -2,6 +2,8 @@
 
 import importlib
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -42,9 +44,12 @@ def load_recipe(name: str) -> dict[str, Any]:
         text = (resources.files("ffcil.config.recipes") / f"{name}.yaml").read_text(encoding="utf-8")
     else:
         raise unknown("recipe", name, recipe_names())
-    content = read_yaml(f"Recipe {name!r}", text)
+    content = deepcopy(_parsed(f"Recipe {name!r}", text))
     published = content.get("config") if "records" in content else None
     return published if isinstance(published, dict) else content
+
+
+_parsed = lru_cache(maxsize=64)(read_yaml)  # A study reads a recipe for each of its runs.
 
 
 def not_carried_over(recipe: str) -> list[str]:

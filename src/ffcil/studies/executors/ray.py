@@ -2,6 +2,8 @@
 
 import logging
 import signal
+import socket
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -11,6 +13,10 @@ from ffcil.runs.folder import is_busy
 from ffcil.studies.executors.job import Ending, Job, Outcome, attempt
 from ffcil.studies.executors.loop import STOP_SECONDS, Attempt, Executor
 
+HEAD_SECONDS = 5.0
+"""Seconds between two connections to the head node, and the time that it has to accept one."""
+HEAD_ATTEMPTS = 4
+"""Connections in a row that fail if the head node is lost. Ray would end the process after a minute."""
 RETRIES = 3
 """Number of times that a run is resumed on another worker after its worker or node crashes."""
 
@@ -40,8 +46,27 @@ class RayExecutor(Executor):
         self.callback(self.ray.shutdown)
         for number, handler in handlers.items():
             signal.signal(number, handler)  # Ray has its own, which abort the process with a dump.
+        host, _, port = self.ray.get_runtime_context().gcs_address.rpartition(":")
+        self.head, self.checked, self.missed = (host.strip("[]"), int(port)), time.monotonic(), 0
         self.task = self.ray.remote(num_cpus=1, num_gpus=self._gpu_share(), max_retries=RETRIES)(attempt)
         return self
+
+    def check_head(self) -> None:
+        """Raise an error if the head node does not answer. Ray itself ends the process then, with a dump."""
+        if time.monotonic() - self.checked < HEAD_SECONDS:
+            return
+        try:
+            socket.create_connection(self.head, HEAD_SECONDS).close()
+            self.missed = 0
+        except OSError as error:
+            self.missed += 1
+            if self.missed == HEAD_ATTEMPTS:
+                place = ":".join(map(str, self.head))
+                raise InputError(
+                    f"The head node of the Ray cluster at {place} does not answer ({error.strerror or error}): start the "
+                    "cluster again, then the same command continues."
+                ) from error
+        self.checked = time.monotonic()
 
     def _gpu_share(self) -> float:
         gpus = self.ray.cluster_resources().get("GPU", 0)
@@ -56,16 +81,18 @@ class RayExecutor(Executor):
     def start(self, job: Job) -> Attempt:
         # Other nodes find the files by their absolute paths.
         job = replace(job, folder=job.folder.absolute())
-        return _Task(self.ray, job.folder, self.task.remote(job))
+        return _Task(self, job.folder, self.task.remote(job))
 
 
 class _Task:
     """A job as a task of the cluster."""
 
-    def __init__(self, ray: Any, folder: Path, reference: Any) -> None:
-        self.ray, self.folder, self.reference = ray, folder, reference
+    def __init__(self, executor: RayExecutor, folder: Path, reference: Any) -> None:
+        self.executor, self.folder, self.reference = executor, folder, reference
+        self.ray = executor.ray
 
     def outcome(self) -> Outcome | None:
+        self.executor.check_head()
         ready, _ = self.ray.wait([self.reference], timeout=0)
         try:
             outcome: Outcome | None = self.ray.get(self.reference) if ready else None
@@ -77,10 +104,12 @@ class _Task:
         return is_busy(self.folder)
 
     def stop(self) -> None:
-        self.ray.cancel(self.reference)
+        if not self.executor.missed:  # otherwise this would wait for the head node
+            self.ray.cancel(self.reference)
 
     def kill(self) -> None:
         self.ray.cancel(self.reference, force=True)
 
     def wait(self) -> None:
-        self.ray.wait([self.reference], timeout=STOP_SECONDS)
+        if not self.executor.missed:
+            self.ray.wait([self.reference], timeout=STOP_SECONDS)
