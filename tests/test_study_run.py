@@ -13,6 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from ffcil.cli import app, main
+from ffcil.config.resolve import resolve
 from ffcil.methods import METHODS
 from ffcil.report.read.records import load_run
 from ffcil.runs.state import RunState, read_state
@@ -167,6 +168,24 @@ def test_running_jobs_are_shown_first(runs: int, rows: int, tmp_path: Path) -> N
     shown = progress._selection(rows)
     assert len(shown) == min(runs, rows)
     assert progress.running <= set(shown)
+
+
+def test_only_running_jobs_are_read_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study of 2,000 runs is not read from the disk every second."""
+    made = [Job(str(k), resolve("glyphs"), tmp_path / str(k)) for k in range(2000)]
+    now, read = 100.0, list[Path]()
+    monkeypatch.setattr("ffcil.studies.watch.time.monotonic", lambda: now)
+    progress = StudyProgress(Console(), made)
+    progress.update(made[:2])
+    monkeypatch.setattr("ffcil.studies.watch.read_state", lambda folder: read.append(folder) or RunState())
+    for _ in range(9):
+        now += 1.0
+        progress.update(made[1:3])
+    assert set(read) == {job.folder for job in made[:3]}  # the first has just ended
+    assert len(read) == 1 + 9 * 2
+    now += 1.0
+    progress.update(made[1:3])  # others may run elsewhere
+    assert len(read) == 19 + 2000
 
 
 def test_the_whole_command(colours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ KINDS = ("conventional", "pretrained")
 """Kinds of methods."""
 
 
+@cache
 def recipe_names() -> list[str]:
     return sorted(
         file.name.removesuffix(".yaml")

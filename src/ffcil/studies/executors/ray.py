@@ -61,10 +61,10 @@ class RayExecutor(Executor):
         except OSError as error:
             self.missed += 1
             if self.missed == HEAD_ATTEMPTS:
-                place = ":".join(map(str, self.head))
+                place, reason = ":".join(map(str, self.head)), error.strerror or error
                 raise InputError(
-                    f"The head node of the Ray cluster at {place} does not answer ({error.strerror or error}): start the "
-                    "cluster again, then the same command continues."
+                    f"The head node of the Ray cluster at {place} does not answer ({reason}): start the cluster again, "
+                    "then the same command continues."
                 ) from error
         self.checked = time.monotonic()
 
