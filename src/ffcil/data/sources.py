@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from ffcil.data.augment import Augmentation
 from ffcil.data.cache import cache_folder
 from ffcil.data.decoding import UnreadableImages, short_side_for
+from ffcil.data.downloading import https_only
 from ffcil.data.glyphs import CHARACTERS, GLYPHS_AUGMENTATION, glyphs, verify_glyphs
 from ffcil.data.image_set import ImageSet
 from ffcil.data.layouts import find_folder, list_folder
@@ -180,7 +181,8 @@ def _load_cifar100(named: Path | None, image_size: int | None, skip_bad: bool, a
         raise InputError(problem)
     if problem:
         try:
-            CIFAR100(str(root), download=True)
+            with https_only():
+                CIFAR100(str(root), download=True)
         except (OSError, RuntimeError) as error:
             raise InputError(f"{problem} (The download failed: {error})") from error
     try:
