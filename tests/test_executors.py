@@ -385,6 +385,69 @@ def one_setting(method: str = "icarl") -> list[dict[str, Any]]:
 # --- Ray ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def fake_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """A substitute for Ray that takes over signals, as Ray does. Returns the socket of its head node."""
+
+    class Never(Exception):
+        pass
+
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        ray = SimpleNamespace(
+            init=lambda *_, **__: signal.signal(signal.SIGTERM, signal.SIG_DFL),
+            exceptions=SimpleNamespace(AuthenticationError=Never, RayError=Never),
+            shutdown=lambda: None,
+            get_runtime_context=lambda: SimpleNamespace(gcs_address=address),
+            remote=lambda **_: lambda function: SimpleNamespace(remote=lambda job: job),
+            cluster_resources=dict,
+            wait=lambda references, timeout: ([], references),
+            cancel=lambda reference: pytest.fail("waits for the head node"),
+        )
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        yield head
+
+
+def test_ray_leaves_signals_to_the_command(fake_ray: socket.socket) -> None:
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with RayExecutor("cpu", 1, None, None):
+            assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_lost_head_node_of_ray_is_a_sentence(
+    jobs: list[Job], fake_ray: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ffcil.studies.executors.ray.HEAD_SECONDS", 0.02)
+
+    def lose(running: Collection[Job]) -> None:
+        if len(progress.updates) == 10:
+            fake_ray.close()
+
+    progress = Messages(lose)
+    with pytest.raises(
+        InputError, match=r"head node of the Ray cluster at 127.* does not answer \(Connection refused\)"
+    ):
+        run_jobs(jobs, RayExecutor("cpu", 1, None, None), progress, interval=0.01)
+    assert len(progress.updates) > 10
+
+
+@pytest.mark.faults
+def test_sigterm_ends_a_study_under_ray(tmp_path: Path, colours: Path) -> None:
+    pytest.importorskip("ray")
+    study, out = write_small_study(tmp_path / "small.yaml", colours, epochs=300), tmp_path / "out"
+    process = launch(study, out, "--executor", "ray", "--jobs", "1", RAY_USAGE_STATS_ENABLED="0")
+    wait_until(lambda: bool(list(out.rglob("progress.json"))), process)
+    process.terminate()
+    output, _ = process.communicate()
+    assert process.returncode == 130, output
+    assert "ffcil: interrupted; the same command resumes it." in output
+    assert "SIGTERM received" not in output
+    assert not list(out.rglob("progress.json"))
+
+
 def test_a_share_of_a_gpu_needs_gpus() -> None:
     pytest.importorskip("ray")
 

@@ -3,6 +3,7 @@
 import logging
 import signal
 import socket
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -44,8 +45,9 @@ class RayExecutor(Executor):
         except (ConnectionError, ValueError) as error:
             raise InputError(f"No Ray cluster at {self.address!r}: start one with `ray start --head`.") from error
         self.callback(self.ray.shutdown)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)  # Ray has its own, which abort the process with a dump.
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)  # Ray has its own, which abort the process with a dump.
         host, _, port = self.ray.get_runtime_context().gcs_address.rpartition(":")
         self.head, self.checked, self.missed = (host.strip("[]"), int(port)), time.monotonic(), 0
         self.task = self.ray.remote(num_cpus=1, num_gpus=self._gpu_share(), max_retries=RETRIES)(attempt)
