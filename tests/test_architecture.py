@@ -223,7 +223,10 @@ class Finished:
     def __init__(self, job: Job) -> None:
         self.result = attempt(job)
 
-    def outcome(self) -> Outcome:
+    def began(self) -> bool:
+            return True
+
+        def outcome(self) -> Outcome:
         return self.result
 
 
