@@ -224,9 +224,9 @@ class Finished:
         self.result = attempt(job)
 
     def began(self) -> bool:
-            return True
+        return True
 
-        def outcome(self) -> Outcome:
+    def outcome(self) -> Outcome:
         return self.result
 
 
