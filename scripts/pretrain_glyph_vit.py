@@ -36,7 +36,7 @@ from torch.nn import functional as F
 from ffcil.config.resolve import resolve
 from ffcil.data.augment import Augmentation
 from ffcil.data.glyphs import CHARACTERS, draw_glyphs, faces_with, glyph_mask, glyphs
-from ffcil.models.vit import glyph_vit, glyph_vit_weights
+from ffcil.models.pretrained import glyph_vit, glyph_vit_weights
 from ffcil.runs.environment import describe_environment
 from ffcil.training.engine import Engine
 

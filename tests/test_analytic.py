@@ -6,17 +6,21 @@ import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from conftest import AUGMENTATION, Make, OnEpoch, seeded, small_config, small_stream
 from ffcil.arrivals import given_arrivals
 from ffcil.data.glyphs import CHARACTERS, draw_glyphs
 from ffcil.data.image_set import ImageSet
+from ffcil.errors import InputError
 from ffcil.methods.moal import pseudo_features
 from ffcil.methods.registry import build_learner
 from ffcil.models.analytic import (
@@ -207,6 +211,88 @@ def test_class_wise_weights() -> None:
     assert class_balanced(torch.tensor([1, 0, 1, 0])).eq(1).all()  # balanced classes
 
 
+def cut(rows: Sequence[int], first: Sequence[bool]) -> list[list[int]]:
+    """Divide a list into parts; `first` says which elements start a part."""
+    parts: list[list[int]] = [[]]
+    for row, starts in zip(rows, first, strict=True):
+        if starts and parts[-1]:
+            parts.append([])
+        parts[-1].append(row)
+    return parts
+
+
+COUNTS = [1, 2, 5, 9, 14]
+"""Images of each class."""
+
+
+@given(st.permutations(range(5)), st.lists(st.booleans(), min_size=5, max_size=5), st.randoms(use_true_random=False))
+@pytest.mark.parametrize("balanced", [True, False])
+def test_the_partition_and_the_order_do_not_matter(
+    balanced: bool, order: list[int], first: list[bool], random: Random
+) -> None:
+    """Steps of any classes in any order have the weights of one weighted ridge regression of all images."""
+    targets = torch.arange(5).repeat_interleave(torch.tensor(COUNTS))
+    features, ridge = normal(len(targets), 6), 3.0
+    analytic = AnalyticHead(6, 40, lambda empty: empty.normal_(generator=seeded(9)), balanced=balanced)
+    analytic.ridge.fill_(ridge)
+    for classes in cut(order, first):
+        rows = [row for row in range(len(targets)) if targets[row] in classes]
+        random.shuffle(rows)
+        number = torch.tensor([order.index(label) for label in range(5)])  # by order of arrival, as in a stream
+        analytic.grow(analytic.classes + len(classes))
+        analytic.add(features[rows], number[targets[rows]])
+        analytic.solve()
+    phi = analytic.expand(features)
+    weights = [31 / (5 * COUNTS[int(label)]) if balanced else 1.0 for label in targets]
+    scale = torch.tensor(weights, dtype=torch.float64).sqrt()[:, None]
+    expected = ridge_weights(phi * scale, one_hot(targets, 5) * scale, ridge)
+    difference = (analytic.weight[:, number] - expected).norm() / expected.norm()
+    assert difference < 1e-9
+
+
+def test_a_head_of_an_earlier_version_predicts_but_does_not_go_on() -> None:
+    """Its sums have other weights."""
+    analytic = AnalyticHead(6, 40, nn.init.normal_, balanced=True)
+    analytic.grow(2)
+    features, targets = normal(6, 6), torch.arange(6) % 2
+    analytic.add(features, targets)
+    analytic.solve()
+    state = analytic.state_dict()
+    again = AnalyticHead(6, 40, nn.init.normal_, balanced=True)
+    again.grow(2)
+    again.load_state_dict(state)
+    assert again.images == 6
+    del state["images"]
+    again.load_state_dict(state)
+    assert torch.equal(again.predict(features), analytic.predict(features))
+    again.add(features, targets)
+    with pytest.raises(InputError, match="earlier version"):
+        again.solve()
+    assert "images" not in head().state_dict()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "class_wise_mean"])
+@pytest.mark.parametrize("method", ["ranpac", "moal"])
+def test_sums_of_a_method_do_not_depend_on_the_partition(make_learner: Make, method: str, reduction: str) -> None:
+    """Of images that no step tunes the network on. The rumination of MoAL depends on the partition by definition."""
+    sums = []
+    for sizes in ([5], [1, 3, 1], [2, 3]):
+        options = {"hidden": 30} | ({"first_targets": 1.0} if method == "moal" else {})
+        learner = make_learner(method=method, reduction=reduction, flow={"enough": 6}, options=options)
+        with pytest.MonkeyPatch.context() as patch:
+            if method == "moal":
+                patch.setattr(learner, "_ruminate", lambda *_: 0)
+            for increment in small_stream(sizes, [16, 4, 1, 2, 9]):
+                learner.learn(increment)
+        learner.analytic.ridge.fill_(100.0)
+        learner.analytic.solve()
+        sums.append(learner.analytic)
+    for other in sums[1:]:
+        for name in ("gram", "moments", "weight"):
+            expected = getattr(sums[0], name)
+            assert (getattr(other, name) - expected).norm() < 1e-6 * expected.norm(), name
+
+
 def test_a_weight_of_two_equals_a_repeated_row() -> None:
     features, targets = normal(12, 6), torch.arange(12) % 4
     weights = torch.ones(12)
@@ -227,7 +313,7 @@ def test_sums_of_the_first_step(make_learner: Make, method: str, reduction: str)
     with torch.no_grad():
         features, targets = learner.extract_features(increment)
         phi = learner.analytic.expand(features).double()
-    share = {0: 21 / (3 * 16), 1: 21 / (3 * 4), 2: 21 / 3}
+    share = {0: 1 / 16, 1: 1 / 4, 2: 1.0}
     weights = [share[int(y)] if reduction == "class_wise_mean" else 1.0 for y in targets]
     gram = sum(w * torch.outer(p, p) for w, p in zip(weights, phi, strict=True))
     moments = sum(w * torch.outer(p, y) for w, p, y in zip(weights, phi, one_hot(targets, 3), strict=True))

@@ -13,8 +13,9 @@ from torch.utils.data import Dataset, Subset
 
 from conftest import coloured_images, small_config, write_colours
 from ffcil.arrivals import given_arrivals
-from ffcil.classifier.classifier import LEARNING, MODEL, Classifier
+from ffcil.classifier.classifier import LEARNING, Classifier
 from ffcil.classifier.teaching import teach
+from ffcil.classifier.versions import MODEL
 from ffcil.config.settings import RunConfig
 from ffcil.data.image_set import ImageSet
 from ffcil.data.own_images import own_augmentation

@@ -374,12 +374,19 @@ def test_the_kind_of_images_is_found_from_the_path(ffcil_data: Command, tmp_path
 
 @pytest.mark.parametrize(
     ("normalise", "mean", "std"),
-    [("auto", 0.0, 1.0), ("unit", 0.0, 1.0), ("weights", 0.5, 0.5), ("data", 0.485, 0.229)],
+    [
+        *((name, 0.0, 1.0) for name in ("auto", "published", "unit")),
+        *((name, 0.5, 0.5) for name in ("weights", None)),
+        ("data", 0.485, 0.229),
+    ],
 )
 def test_normalisation_of_pixels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, normalise: str, mean: float, std: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, normalise: str | None, mean: float, std: float
 ) -> None:
-    """[0, 1] as in the published pre-trained methods, or the mean and deviation with which the weights were trained."""
+    """[0, 1] as in the published pre-trained methods, or the mean and deviation with which the weights were trained.
+
+    Earlier versions had `auto` for [0, 1].
+    """
     monkeypatch.setenv("FFCIL_CACHE", str(tmp_path / "cache"))
     data = load_dataset("folder", tree(tmp_path / "x", 1), 96)
     config = ffcil.resolve("cars-vit-tiny", {"normalise": normalise})  # augreg's weights: 0.5 and 0.5

@@ -19,7 +19,8 @@ from torch.nn import functional as F
 from conftest import seeded
 from ffcil.data.glyphs import CHARACTERS, draw_glyphs
 from ffcil.errors import InputError
-from ffcil.models.vit import GLYPH_VIT, ViT, build_vit, glyph_vit, glyph_vit_weights, published_normalisation
+from ffcil.models.pretrained import GLYPH_VIT, build_vit, glyph_vit, glyph_vit_weights, normalisation_of_weights
+from ffcil.models.vit import ViT
 from oracles import nearest_mean_accuracy
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "pretrain_glyph_vit.py"
@@ -54,7 +55,7 @@ def test_it_is_timms_network_with_the_embedded_state(embedded: ViT) -> None:
     with torch.no_grad():
         assert torch.equal(embedded(images), net.eval()(images))
     assert (embedded.feature_dim, embedded.width, embedded.depth) == (128, 128, 6)
-    assert published_normalisation(GLYPH_VIT) == ((0, 0, 0), (1, 1, 1))
+    assert normalisation_of_weights(GLYPH_VIT) == ((0, 0, 0), (1, 1, 1))
     assert embedded(torch.rand(2, 3, 48, 40)).shape == (2, 128)  # another size than that of the pre-training
 
 

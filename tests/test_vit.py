@@ -18,8 +18,9 @@ from torch._dynamo.testing import CompileCounter
 from conftest import seeded, small_stream
 from ffcil.errors import InputError
 from ffcil.methods.learner import Learner
+from ffcil.models.pretrained import build_vit
 from ffcil.models.tuners import Adapter, Adapters, LoRA, Tuning
-from ffcil.models.vit import ViT, build_vit
+from ffcil.models.vit import ViT
 
 TINY = "vit_tiny_patch16_224"
 # Families with layer scale, register tokens, no class token, average pooling, a norm before the blocks
@@ -52,6 +53,40 @@ def test_fresh_tunings_do_not_change_the_output_in_any_family(name: str) -> None
     assert torch.equal(vit(x), plain)
     assert torch.equal(tuned, plain)
     assert plain.shape == (2, vit.feature_dim)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_deep_features_add_the_means_of_patch_tokens(name: str) -> None:
+    """Compared with the maps that timm returns."""
+    vit = build_vit(name, None)
+    x = images(56 if "14" in name else 64)
+    with torch.no_grad():
+        last, maps = vit.net.forward_intermediates(x, indices=3)
+        expected = [vit.net.forward_head(last, pre_logits=True)]
+        for values in maps:
+            mean = values.mean(dim=(2, 3))
+            deviation = mean.var(dim=1, correction=0, keepdim=True).add(1e-5).sqrt()
+            expected.append((mean - mean.mean(dim=1, keepdim=True)) / deviation)
+        deep = vit.deep(x, 3)
+        assert deep.shape == (2, vit.deep_dim(3)) == (2, vit.feature_dim + 3 * vit.width)
+        torch.testing.assert_close(deep, torch.cat(expected, dim=1), rtol=1e-4, atol=1e-4)
+        assert torch.equal(vit.deep(x, 0), vit(x))
+
+
+def test_deep_features_with_tunings(tiny: ViT) -> None:
+    tunings = Adapters(tiny.depth, tiny.width, 4).eval().tunings()
+    for tuning in tunings:
+        assert tuning.adapter is not None
+        torch.nn.init.normal_(tuning.adapter.up.weight)
+    x = images(64)
+    with torch.no_grad():
+        deep = tiny.deep(x, tiny.depth, tunings)
+        assert torch.equal(deep[:, : tiny.feature_dim], tiny(x, tunings))
+        first = tiny.through(tiny.embed(x), tunings[:1], 0, 1)[:, 1:].mean(dim=1)
+    of_first = deep[:, tiny.feature_dim : tiny.feature_dim + tiny.width]
+    torch.testing.assert_close(of_first, torch.nn.functional.layer_norm(first, (tiny.width,)))
+    with pytest.raises(InputError, match="VisionTransformer of timm has 12 blocks or stages that can be read, not 13"):
+        tiny.deep_dim(13)
 
 
 def test_only_adapters_are_trained(tiny: ViT) -> None:

@@ -43,7 +43,8 @@ class ComparableScores(nn.Module):
         wrong = (targets[:, None] != torch.arange(scores.shape[1], device=scores.device)).double()
         values = wrong * scores.double()
         by_class = torch.stack([wrong.sum(dim=0), values.sum(dim=0), values.square().sum(dim=0)], dim=1)  # [C, 3]
-        self.sums.index_add_(0, space_of, by_class)
+        members = space_of == torch.arange(len(self.sums), device=space_of.device)[:, None]  # [spaces, C]
+        self.sums += members.double() @ by_class  # unlike `index_add_`, the same to the bit every time on a GPU
 
     def forward(self, scores: Tensor, space_of: Tensor) -> Tensor:
         """Standardise scores [..., C], at the mean deviation of all spaces. Space of each class: [C].

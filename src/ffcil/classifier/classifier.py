@@ -5,6 +5,7 @@ is bit-equal (on a CPU) to the learner of a `Run` over the same classes in the s
 """
 
 import itertools
+import math
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +17,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ffcil.calibration import expected_calibration_error
+from ffcil.classifier.history import Change
 from ffcil.classifier.steps import LearningFile, Step
+from ffcil.classifier.versions import KEPT, MODEL, Versions
 from ffcil.config.earlier import renewed
 from ffcil.config.resolve import build_config, merge_overrides
 from ffcil.config.settings import RunConfig
@@ -26,13 +30,13 @@ from ffcil.data.pictures import Picture, frames, image_set_of, store_frames
 from ffcil.data.placement import place
 from ffcil.data.ragged import Images, RaggedImages
 from ffcil.data.sources import list_own
-from ffcil.errors import InputError
+from ffcil.errors import InputError, unknown
 from ffcil.methods import METHODS, build_learner, complete, find_method
 from ffcil.methods.conventional import Conventional
 from ffcil.methods.learner import Learner
 from ffcil.methods.parts.exemplars import exemplars_per_class
 from ffcil.metrics import Confusion
-from ffcil.runs.checkpoint import copied, load_state, save_state
+from ffcil.runs.checkpoint import copied
 from ffcil.runs.run import augmentation_of
 from ffcil.runs.step import learn_step
 from ffcil.runs.stopping import Stop
@@ -42,7 +46,9 @@ from ffcil.training.progress import Listener
 
 Labelled = str | Path | ImageSet | Dataset[Any]
 """A folder of class folders, a Parquet or CSV file, an `ImageSet`, or any map-style data set of (image, label)."""
-MODEL, LEARNING = "model.safetensors", "learning.safetensors"
+LEARNING = "learning.safetensors"
+FALSE_ALARMS = 0.05
+"""Default share of images of known classes that may be called unknown."""
 CHANGEABLE = ("weights", "memory", "train", "evaluate_batch", "checkpoint_seconds")
 """Fields of a configuration that may change between two steps, because nothing that was learned depends on them."""
 UNUSED = ("dataset", "arrivals", "class_seed", "arrival_seed")
@@ -55,7 +61,20 @@ class Guess:
 
     name: str
     score: float
-    """Softmax of the method's own scores over all classes, between 0 and 1. It is not calibrated."""
+    """Softmax of the method's scores over all classes, between 0 and 1. That of `anyarrival` is a probability; that of
+    other methods is not calibrated."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a classifier says about an image."""
+
+    guesses: tuple[Guess, ...]
+    """The most likely classes, best first."""
+    novelty: float | None
+    """How unlike everything learned the image is; None if the method cannot say."""
+    unknown: bool
+    """Whether the novelty is above the limit for the chosen rate of false alarms."""
 
 
 class Classifier:
@@ -69,12 +88,18 @@ class Classifier:
         self.size = config.image_size or DEFAULT_SIZE
         self.engine = Engine.create(device or ("cuda" if torch.cuda.is_available() else "cpu"), config.train)
         self.steps: list[Step] = []
+        self.version = 0
+        """Number of the version that was loaded or saved last; 0 if there is none."""
+        self._changes: list[Change] = []
+        """The history; changes that are not saved yet have version 0."""
         self._identity = ""
         """Random, and new after every step: two classifiers with different histories have different ones."""
         self._home: Path | None = None
         """Folder that it was saved to or loaded from."""
         self._kept = ImageSet(store_frames([], self.size), torch.empty(0, dtype=torch.int64), ())
         """Images that later steps train on again, in host memory."""
+        self._saved = False
+        """Whether the folder `_home` has everything."""
         self._build()
 
     def _build(self) -> None:
@@ -102,7 +127,8 @@ class Classifier:
         listener: Listener | None = None,
         stop: Stop | None = None,
     ) -> dict[str, Any]:
-        """Learn new classes. If this fails or is interrupted, the classifier is unchanged.
+        """Learn new classes and, if the method can, more images of known ones. If this fails or is interrupted, the
+        classifier is unchanged.
 
         If the images have a split, the test images are left out.
 
@@ -133,9 +159,79 @@ class Classifier:
         except BaseException:
             self._restore(before)
             raise
-        self._kept, self._identity = kept, uuid.uuid4().hex
-        self.steps.append(step)
+        self._kept = kept
+        again = tuple(name for name in step.names if name in self.class_names)
+        names = tuple(name for name in step.names if name not in again)
+        self.steps.append(replace(step, names=names, again=again))
+        counts = dict(zip(new.class_names, new.counts().tolist(), strict=True))
+        self._changed("learn", counts, new=self.steps[-1].names)
         return {**notes, "new_images": len(new)}
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Remove classes, if the method can. The classifier is then as if it had never seen them."""
+        gone = tuple(dict.fromkeys(names))
+        positions = [self._position(name) for name in gone]
+        self.learner.forget(positions)
+        self.steps = [step.without(gone) for step in self.steps]
+        self._kept = replace(self._kept, class_names=self.class_names)
+        self._changed("forget", gone=gone)
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a class another name."""
+        self._position(old)
+        if new in self.class_names:
+            raise InputError(f"Class {new!r} is already known: choose another name.")
+        self.steps = [step.renamed(old, new) for step in self.steps]
+        self._kept = replace(self._kept, class_names=self.class_names)
+        self._changed("rename", new=(new,), gone=(old,))
+
+    def correct(self, images: Labelled, listener: Listener | None = None) -> dict[str, Any]:
+        """Give images that were learned other labels, if the method can: those that they have now.
+
+        The classifier is then as if it had learned them so from the start. A label may be a new class."""
+        right = self.read(images)
+        before, steps, changes = copied(self.learner.state()), list(self.steps), list(self._changes)
+        try:
+            found = self.learner.remove(right.to(self.engine.device))
+            if not found.all():
+                raise InputError(
+                    f"{int((~found).sum())} of {len(found)} images were never learned: leave them out, or learn them."
+                )
+            notes = self.learn(right, listener=listener)
+        except BaseException:
+            self.steps, self._changes = steps, changes
+            self._restore(before)
+            raise
+        self._changes[-1] = replace(self._changes[-1], kind="correct")
+        return notes
+
+    def history(self) -> list[dict[str, Any]]:
+        """The changes in order: what came or went when, and the accuracy on left-out images then and now."""
+        counts = self.learner.left_out_counts() if self.class_names else None
+
+        def now(names: Iterable[str]) -> float | None:
+            """Present accuracy of those classes that are still known, in percent."""
+            rows = [self.class_names.index(name) for name in names if name in self.class_names]
+            if counts is None or not rows or not counts[1][rows].any():
+                return None
+            return 100 * float(counts[0][rows].sum() / counts[1][rows].sum())
+
+        return [{**change.state(), "accuracy_now": now(change.new)} for change in self._changes]
+
+    def _changed(
+        self, kind: str, images: Mapping[str, int] | None = None, new: tuple[str, ...] = (), gone: tuple[str, ...] = ()
+    ) -> None:
+        """Note a change in the history."""
+        self._identity, self._saved = uuid.uuid4().hex, False
+        counts = self.learner.left_out_counts()
+        measured = counts is not None and bool(counts[1].any())
+        accuracy = 100 * float(counts[0].sum() / counts[1].sum()) if counts is not None and measured else None
+        self._changes.append(Change(0, kind, images or {}, new, gone, accuracy))
+
+    def _position(self, name: str) -> int:
+        if name not in self.class_names:
+            raise unknown("class", name, self.class_names)
+        return self.class_names.index(name)
 
     def read(self, images: Labelled, allow_outside: bool = False) -> ImageSet:
         """Read new images as `learn` does. With `allow_outside`, a table may name files outside its own folder."""
@@ -148,7 +244,7 @@ class Classifier:
 
     def learned(self, images: ImageSet) -> bool:
         """Whether the same images were learned at an earlier step."""
-        return Step.of(images) in self.steps
+        return Step.of(images).digest in {step.digest for step in self.steps}
 
     def _read(self, images: Labelled, allow_outside: bool) -> tuple[ImageSet, ImageSet]:
         """Read the training images and the test images: the same images if there is no split."""
@@ -182,14 +278,18 @@ class Classifier:
     def _increment(self, new: ImageSet) -> Increment:
         """The next step: the new images follow the exemplars."""
         known = self.class_names
-        if again := set(known).intersection(new.class_names):
+        again = sorted(set(known).intersection(new.class_names))
+        if again and not self.learner.takes_known_classes:
             raise InputError(
-                f"Class {sorted(again)[0]!r} is already known: leave its images out, or give the class another name."
+                f"Class {again[0]!r} is already known, and {self.learner.title} learns a class once: leave its images "
+                "out, give the class another name, or use a classifier with method=anyarrival."
             )
-        classes = len(known) + new.classes
+        names = known + tuple(name for name in new.class_names if name not in again)
+        classes = len(names)
         if find_method(self.config.method).uses_memory:
             exemplars_per_class(self.config.memory, classes)
-        behind = replace(new, labels=new.labels.cpu() + len(known), class_names=known + new.class_names)
+        position = torch.tensor([names.index(name) for name in new.class_names])
+        behind = replace(new, labels=position[new.labels.cpu()], class_names=names)
         train = self._kept.followed_by(behind).to(self.engine.device)
         rows = torch.arange(len(self._kept), len(train), device=train.labels.device)
         return _untested(len(self.steps) + 1, len(known), classes, train, rows)
@@ -206,21 +306,39 @@ class Classifier:
 
     def predict(self, images: Iterable[Picture], top: int = 1, skip_bad: bool = False) -> list[list[Guess]]:
         """The `top` most likely classes of each image, best first; an empty list for an image that `skip_bad` skips."""
+        answers = self.answer(images, top, None, skip_bad)
+        return [[] if answer is None else list(answer.guesses) for answer in answers]
+
+    def answer(
+        self, images: Iterable[Picture], top: int = 1, false_alarms: float | None = FALSE_ALARMS, skip_bad: bool = False
+    ) -> list[Answer | None]:
+        """The most likely classes of each image, and whether it is of none of them; None if `skip_bad` skips it.
+
+        Args:
+            false_alarms: Share of images of known classes that may be called unknown; None: no image is.
+        """
         names = self.class_names
         if not names:
             raise InputError("The classifier knows no classes yet: teach it some first.")
         if top < 1:
             raise InputError(f"top is {top}: it must be at least 1.")
-        guesses: list[list[Guess]] = []
+        limit = math.inf if false_alarms is None else self.learner.novelty_limit(false_alarms)
+        answers: list[Answer | None] = []
         for batch in frames(images, self.size, self.config.evaluate_batch, skip_bad):
-            scores = self._scores(store_frames([frame for frame in batch if isinstance(frame, Tensor)], self.size))
+            store = store_frames([frame for frame in batch if isinstance(frame, Tensor)], self.size)
+            scores, novelty = self._open_scores(store)
             best = scores.softmax(dim=1).topk(min(top, len(names)), dim=1)
+            strange = [None] * len(scores) if novelty is None else novelty.tolist()
             found = (
-                [Guess(names[label], score) for label, score in zip(labels, values, strict=True)]
-                for labels, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+                Answer(
+                    tuple(Guess(names[label], score) for label, score in zip(labels, values, strict=True)),
+                    value,
+                    value is not None and value > limit,
+                )
+                for labels, values, value in zip(best.indices.tolist(), best.values.tolist(), strange, strict=True)
             )
-            guesses += [next(found) if isinstance(frame, Tensor) else [] for frame in batch]
-        return guesses
+            answers += [next(found) if isinstance(frame, Tensor) else None for frame in batch]
+        return answers
 
     def test(self, images: Labelled, allow_outside: bool = False) -> dict[str, Any]:
         """Accuracy in percent on labelled images of known classes: overall, by step, and by class. If the images have
@@ -228,17 +346,19 @@ class Classifier:
         labelled = self._read(images, allow_outside)[1]
         names = self.class_names
         position = {name: k for k, name in enumerate(names)}
-        if unknown := [name for name in labelled.class_names if name not in position]:
-            raise InputError(f"Class {unknown[0]!r} is not known: teach it to the classifier, or leave it out.")
+        if strangers := [name for name in labelled.class_names if name not in position]:
+            raise InputError(f"Class {strangers[0]!r} is not known: teach it to the classifier, or leave it out.")
         if not len(labelled):
             raise InputError("There are no images to test on: add some.")
         true = torch.tensor([position[name] for name in labelled.class_names])[labelled.labels.cpu()]
-        table = Confusion.count(true.numpy(), self._scores(labelled.images).argmax(dim=1).numpy(), len(names))
+        scores = self._scores(labelled.images)
+        table = Confusion.count(true.numpy(), scores.argmax(dim=1).numpy(), len(names))
         ends = itertools.accumulate(len(step.names) for step in self.steps)
         by_class = {name: table.accuracy(slice(k, k + 1)) for name, k in position.items()}
         return {
             "images": len(labelled),
             "accuracy": table.accuracy(),
+            "calibration_error": 100 * expected_calibration_error(scores.softmax(dim=1), true),
             "by_step": [
                 table.accuracy(slice(end - len(step.names), end)) for end, step in zip(ends, self.steps, strict=True)
             ],
@@ -247,32 +367,51 @@ class Classifier:
 
     def _scores(self, store: Images) -> Tensor:
         """Scores of the images of a store by the scored classifier, [N, classes] on the CPU."""
+        return self._open_scores(store)[0]
+
+    def _open_scores(self, store: Images) -> tuple[Tensor, Tensor | None]:
+        """These scores, and the novelty of the images [N] if the method knows it."""
         learner, device = self.learner, self.engine.device
         images = place(store, device) if isinstance(store, Tensor) else store.to(device)
         with self.engine.settled(), evaluating(learner):
             rows = torch.arange(len(store))
-            batches = [scores[learner.scored].cpu() for scores in learner.over(images, rows, learner.logits)]
-        return torch.cat([torch.empty(0, len(self.class_names)), *batches])
+            batches = list(learner.over(images, rows, learner.open_scores))
+        scores = torch.cat([torch.empty(0, len(self.class_names)), *(scores.cpu() for scores, _ in batches)])
+        novelty = [value.cpu() for _, value in batches if value is not None]
+        return scores, torch.cat(novelty) if novelty else None
 
     # --- keeping --------------------------------------------------------------------------------------------------
 
-    def save(self, folder: str | Path) -> None:
-        """Save everything but the pre-trained network to one file in a folder. The file is complete at every moment."""
+    def save(self, folder: str | Path, versions: int = KEPT, days: float | None = None) -> None:
+        """Save everything but the pre-trained network as a new version in a folder, and switch to it at one moment.
+
+        Args:
+            versions: Number of versions that are kept.
+            days: Age at which versions are removed, too; the current one always stays.
+        """
         folder = Path(folder).resolve()
         if (folder / MODEL).is_file() and folder != self._home:
             raise InputError(f"There is another classifier in {folder}: choose another folder, or remove it first.")
+        if self._saved and folder == self._home and (folder / MODEL).is_file():
+            return
         folder.mkdir(parents=True, exist_ok=True)
-        self._home = folder
+        files = Versions(folder)
+        number = files.next_number()
+        changes = [change if change.version else replace(change, version=number) for change in self._changes]
         images = self._kept.images
         kept = {"images": images} if isinstance(images, Tensor) else {"pixels": images.pixels, "sizes": images.sizes}
         state = {
             "config": self.config.model_dump(mode="json"),
-            "steps": [{**asdict(step), "names": list(step.names)} for step in self.steps],
+            "steps": [asdict(step) for step in self.steps],
+            "version": number,
+            "changes": [change.state() for change in changes],
             "identity": self._identity,
             "learner": self.learner.state(),
             "kept": {**kept, "labels": self._kept.labels},
         }
-        save_state(folder / MODEL, state)
+        files.write(state, number)
+        files.prune(number, versions, days)
+        self._home, self._saved, self.version, self._changes = folder, True, number, changes
         (folder / LEARNING).unlink(missing_ok=True)
 
     @classmethod
@@ -281,7 +420,7 @@ class Classifier:
         folder = Path(folder)
         if not (folder / MODEL).is_file():
             raise InputError(f"There is no classifier in {folder}: make one with `ffcil learn {folder} IMAGES`.")
-        state = load_state(folder / MODEL, "restore a copy of it, or create a new classifier in another folder")
+        state = Versions(folder).read()
         config = renewed(state["config"])
         if config["method"] not in METHODS:
             raise InputError(
@@ -298,7 +437,11 @@ class Classifier:
                 f"{', '.join(CHANGEABLE)} can change."
             )
         classifier = cls(changed, device)
-        classifier.steps = [Step(tuple(step["names"]), step["digest"]) for step in state["steps"]]
+        classifier.steps = [
+            Step(tuple(step["names"]), step["digest"], tuple(step.get("again", ()))) for step in state["steps"]
+        ]
+        classifier._changes = [Change.restored(change) for change in state.get("changes", [])]
+        classifier.version, classifier._saved = state.get("version", 0), not differing
         kept = state["kept"]
         images = kept["images"] if "images" in kept else RaggedImages.packed(kept["pixels"], kept["sizes"])
         classifier._kept = ImageSet(images, kept["labels"], classifier.class_names)

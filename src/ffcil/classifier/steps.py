@@ -1,7 +1,7 @@
 """The steps that a classifier has learned, and the file of one that was interrupted."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -14,15 +14,32 @@ from ffcil.training.progress import FitProgress
 
 @dataclass(frozen=True)
 class Step:
-    """The classes that were learned in one step."""
+    """The classes that became known in one step."""
 
     names: tuple[str, ...]
-    """Names of the classes."""
+    """Names of the classes; none if the step had only images of known classes."""
     digest: str
-    """Digest of the training images."""
+    """Digest of the names and images of the step; empty once one of its classes was forgotten or renamed."""
+    again: tuple[str, ...] = ()
+    """Classes with images in this step that were known before."""
+
+    def without(self, gone: tuple[str, ...]) -> Self:
+        """The step without some classes."""
+        if not set(gone).intersection(self.names + self.again):
+            return self
+        names, again = (tuple(name for name in part if name not in gone) for part in (self.names, self.again))
+        return replace(self, names=names, digest="", again=again)
+
+    def renamed(self, old: str, new: str) -> Self:
+        """The step with another name of a class."""
+        if old not in self.names + self.again:
+            return self
+        names, again = (tuple(new if name == old else name for name in part) for part in (self.names, self.again))
+        return replace(self, names=names, digest="", again=again)
 
     @classmethod
     def of(cls, images: ImageSet) -> Self:
+        """The step of these images, all of whose classes are new."""
         content = hashlib.sha256(repr(images.class_names).encode())
         content.update(images.sample())
         return cls(images.class_names, content.hexdigest())

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ffcil.classifier.classifier import LEARNING, MODEL, Classifier, Labelled
+from ffcil.classifier.classifier import LEARNING, Classifier, Labelled
+from ffcil.classifier.versions import FOLDER, MODEL
 from ffcil.config.settings import RunConfig
 from ffcil.data.sources import list_own
 from ffcil.errors import InputError
@@ -62,7 +63,7 @@ def _check(folder: Path, images: Sequence[Labelled], config: RunConfig | None) -
     there = (folder / MODEL).is_file()
     if not there and config is None:
         raise InputError(f"There is no classifier in {folder}: pass the configuration of a new one.")
-    if not there and folder.is_dir() and {path.name for path in folder.iterdir()} - {LEARNING, ".lock"}:
+    if not there and folder.is_dir() and {path.name for path in folder.iterdir()} - {LEARNING, ".lock", FOLDER}:
         raise InputError(f"{folder} contains other files: choose a folder for the classifier alone.")
     for place in images:
         if isinstance(place, str | Path):

@@ -41,8 +41,8 @@ def learn(
     """
     from rich.console import Console
 
-    from ffcil.classifier.classifier import MODEL
     from ffcil.classifier.teaching import teach
+    from ffcil.classifier.versions import MODEL
     from ffcil.config.resolve import parse_assignments, resolve
     from ffcil.runs.progress import ConsoleProgress
 

@@ -16,9 +16,11 @@ def identity_term(value: Any) -> Any:
 
 
 def renewed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The same settings with `framework` in place of `robust`, where true was `paper` and false was `none`, and with
-    the present values of `ha.identity`."""
+    """The same settings with `framework` in place of `robust`, where true was `paper` and false was `none`, with
+    `normalise: published` in place of `auto`, and with the present values of `ha.identity`."""
     fields = dict(settings)
+    if fields.get("normalise") == "auto":
+        fields["normalise"] = "published"
     ha = fields.get("ha")
     if isinstance(ha, Mapping) and "identity" in ha:
         fields["ha"] = {**ha, "identity": identity_term(ha["identity"])}

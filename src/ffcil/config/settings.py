@@ -179,13 +179,16 @@ class RunConfig(Settings):
     """Seed of the initialisation, the batches and the augmentation."""
     backbone: str
     """Backbone: resnet8 (small, for a CPU), resnet32, resnet18 (small images), resnet18-imagenet or
-    resnet18-imagenet-3x3; for pre-trained methods the name and tag of a timm ViT."""
+    resnet18-imagenet-3x3; for pre-trained methods the name and tag of a network of timm, a plain ViT for methods that
+    tune it."""
     weights: str | None = None
     """Weights of a pre-trained backbone: a file, `hub` for the weights that timm publishes under this name, `embedded`
     for glyph_vit, or null for random weights."""
-    normalise: Literal["auto", "data", "unit", "weights"] = "auto"
-    """Normalisation of pixels: `data` by mean and deviation of the data set, `unit` to [0, 1] only, `weights` as in the
-    training of the weights; auto: `unit` for pre-trained methods, as published, else `data`."""
+    normalise: Literal["weights", "data", "unit", "published"] | None = None
+    """Normalisation of pixels: `weights` by mean and deviation in the training of the weights, which timm knows by the
+    backbone's name and tag; `data` by those of the data set; `unit` to [0, 1] only; `published` as in the published
+    methods, which is `unit` for pre-trained methods and `data` for all others. null: `weights` for pre-trained methods,
+    else `published`."""
     image_size: PositiveInt | None = None
     """Side of the network's input in pixels; null: that of the data set's images, or, if these differ in size, 224 for
     published photographs and 64 for your own images."""
@@ -195,6 +198,10 @@ class RunConfig(Settings):
     """Fields of the method; `ffcil methods` lists them."""
     evaluate_batch: int = Field(1000, gt=0, le=1_000_000)
     """Batch size for computing features and predictions."""
+    features: Literal["computed", "stored"] = "computed"
+    """Where the features of a frozen network come from: `computed` in every run; `stored`: computed once for all runs,
+    rounded to float16, in the cache folder. Steps then cost little more than their solve. A method that tunes the
+    network cannot store them."""
     checkpoint_seconds: float = Field(30.0, ge=0)
     """Seconds between checkpoints, which are written at the end of an epoch; 0: after every epoch."""
 
@@ -217,6 +224,10 @@ class RunConfig(Settings):
             content["robust"] = content.pop("framework") == "paper"
         # in the form of earlier versions, so that a run that they began keeps its name
         content["ha"]["identity"] = {"sum": True, "none": False}.get(self.ha.identity, self.ha.identity)
+        if self.normalise == "published":
+            content["normalise"] = "auto"
+        if self.features == "computed":
+            del content["features"]
         if not self.ha.guard:
             del content["ha"]["guard"]
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))

@@ -1,5 +1,6 @@
 """`ImageSet`: uint8 images and labels, on the device or memory-mapped."""
 
+import hashlib
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -11,6 +12,7 @@ from ffcil.data.placement import place
 from ffcil.data.ragged import Images, RaggedImages, join, select
 
 _SAMPLED = 64  # number of images in a sample
+_HASHED = 1000  # number of images that are moved to the host at a time
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,19 @@ class ImageSet:
             images = [self.images.image(row).cpu().numpy() for row in rows.tolist()]
             return repr([image.shape for image in images]).encode() + b"".join(map(np.ndarray.tobytes, images))
         return self.images[rows].cpu().numpy().tobytes()
+
+    def digests(self, rows: Tensor) -> Tensor:
+        """A digest of the size and the pixels of each of the images `rows`: int64, on the device of the images."""
+        found = []
+        for some in rows.split(_HASHED):
+            if isinstance(self.images, Tensor):
+                pictures = list(self.images[some].cpu())
+            else:
+                pictures = [self.images.image(row).cpu().contiguous() for row in some.tolist()]
+            for picture in pictures:
+                content = repr(tuple(picture.shape)).encode() + picture.numpy().tobytes()
+                found.append(int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True))
+        return torch.tensor(found, dtype=torch.int64, device=self.images.device)
 
     def sample(self) -> bytes:
         """All labels and a few images, for a cheap fingerprint."""

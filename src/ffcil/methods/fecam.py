@@ -15,7 +15,7 @@ from torch import Tensor
 from ffcil.errors import InputError
 from ffcil.losses import cross_entropy
 from ffcil.methods.learner import LearnerSettings, MethodConfig
-from ffcil.methods.parts.adapters import AdapterConfig
+from ffcil.methods.parts.adapters import OptionalAdapterConfig
 from ffcil.methods.pretrained import Pretrained
 from ffcil.methods.registry import register
 from ffcil.models.class_statistics import ClassStatistics
@@ -34,7 +34,7 @@ AT_ONCE = 2**24
 """Largest number of values that the differences between features and class means may have at a time."""
 
 
-class FeCAMConfig(AdapterConfig):
+class FeCAMConfig(OptionalAdapterConfig):
     """FeCAM's own fields."""
 
     tukey: float = Field(1.0, gt=0, le=1)
@@ -131,6 +131,7 @@ class FeCAM(Pretrained):
     config: FeCAMConfig
     training_only = ("head",)
     fixed_features = True
+    any_network = True
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
@@ -144,6 +145,10 @@ class FeCAM(Pretrained):
         self.head = GrowingCosine(self.feature_dim).to(self.engine.device)
         """Head of the first step's training."""
         self.metrics = ClassMetrics(self.feature_dim, variance, covariance).to(self.engine.device)
+
+    @property
+    def tunes_network(self) -> bool:
+        return self.config.rank > 0
 
     def grow(self, increment: Increment) -> None:
         super().grow(increment)

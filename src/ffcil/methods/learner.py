@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from ffcil.config.base import Settings
 from ffcil.config.settings import MemorySettings, Phase, TrainSettings
 from ffcil.data.augment import Augmentation
+from ffcil.data.image_set import ImageSet
 from ffcil.data.ragged import Images
+from ffcil.errors import InputError
 from ffcil.methods.framework import Framework
 from ffcil.methods.parts.feature_cache import FeatureCache
 from ffcil.models.resnet import Backbone, build_backbone
@@ -47,6 +49,8 @@ class LearnerSettings:
     engine: Engine
     seed: int
     evaluate_batch: int = 1000
+    stored_features: bool = False
+    """Whether features of a frozen network are kept on disk for all runs."""
 
 
 class Learner(nn.Module, ABC):
@@ -69,6 +73,8 @@ class Learner(nn.Module, ABC):
     trains_prototypes: ClassVar[bool] = False
     """Whether a pre-trained method trains features that it compares with class means or rows by the cosine. The centre
     loss is for such methods, and for all methods with exemplars."""
+    takes_known_classes: ClassVar[bool] = False
+    """Whether `rows` of a step may have images of known classes too. A step may then have no new class."""
     bound: ClassVar[Literal["lower", "upper"] | None] = None
     """Set for a method that serves as the lower or the upper bound in comparisons."""
 
@@ -131,6 +137,33 @@ class Learner(nn.Module, ABC):
         """Scores of the increment's test images, batch by batch. Override it to reuse work of earlier steps."""
         yield from self.over(increment.test.images, increment.test_rows, self.logits)
 
+    # --- what a classifier of users' images asks for, where the method can do it ----------------------------------
+
+    def forget(self, classes: Sequence[int]) -> None:
+        """Remove classes; the others move up. The learner is then as if it had never seen these."""
+        raise self._cannot("forget classes")
+
+    def remove(self, images: ImageSet) -> Tensor:
+        """Remove images from the classes that they were learned as. Returns which of them were found, bool [N]."""
+        raise self._cannot("remove images")
+
+    def open_scores(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Scores by the scored classifier [B, classes], and how unlike everything learned each image is [B]; None if
+        the method cannot say."""
+        return self.logits(images)[self.scored], None
+
+    def novelty_limit(self, false_alarms: float) -> float:
+        """The novelty that this share of images of known classes exceeds."""
+        raise self._cannot("tell unknown images")
+
+    def left_out_counts(self) -> tuple[Tensor, Tensor] | None:
+        """Number of right answers and of all answers for each class, [classes] each, if training images are left out
+        one at a time; None if the method cannot say."""
+        return None
+
+    def _cannot(self, task: str) -> InputError:
+        return InputError(f"{self.title} cannot {task}: use a classifier with method=anyarrival.")
+
     # --- what every method has ------------------------------------------------------------------------------------
 
     @property
@@ -147,10 +180,8 @@ class Learner(nn.Module, ABC):
     def train(self, mode: bool = True) -> Self:
         """As in torch, but frozen parts stay in evaluation mode: their batch-norm statistics never change."""
         super().train(mode)
-        for module in self.modules():
-            parameters = list(module.parameters())
-            if module is not self and parameters and not any(parameter.requires_grad for parameter in parameters):
-                module.eval()
+        if mode:
+            _settle_frozen_parts(self)
         return self
 
     def begin(self, increment: Increment) -> None:
@@ -260,6 +291,10 @@ class Learner(nn.Module, ABC):
                 report_images(done, len(rows))
                 yield computed
 
+    def applied(self, images: ImageSet, rows: Tensor, network: Callable[[Tensor], Tensor]) -> Tensor:
+        """Features of the images in `rows`, at least one, without augmentation: [N, D]"""
+        return torch.cat(list(self.over(images.images, rows, network)))
+
     def test_features(
         self,
         increment: Increment,
@@ -273,11 +308,11 @@ class Learner(nn.Module, ABC):
                 image once per run.
             moving: A network that still changes. Its features come last.
         """
-        images, batch = increment.test.images, self.settings.evaluate_batch
+        batch = self.settings.evaluate_batch
 
         def extract(network: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
             if len(rows):
-                return torch.cat(list(self.over(images, rows, network)))
+                return self.applied(increment.test, rows, network)
             any_image = self.settings.augmentation.plain(increment.train.images, increment.rows[:1])
             return network(any_image)[:0]  # no images, but the right number of features
 
@@ -287,7 +322,7 @@ class Learner(nn.Module, ABC):
             yield from known.split(batch)
             return
         done = 0
-        for features in self.over(images, increment.test_rows, moving):
+        for features in self.over(increment.test.images, increment.test_rows, moving):
             parts = [] if known is None else [known[done : done + len(features)]]
             yield torch.cat([*parts, features], dim=1)
             done += len(features)
@@ -311,6 +346,16 @@ class Learner(nn.Module, ABC):
         self.load_state_dict(state["modules"])
         self._test_cache = FeatureCache()
         self.eval()
+
+
+def _settle_frozen_parts(module: nn.Module) -> None:
+    """Set those parts of a module to evaluation mode that have parameters and train none of them."""
+    for part in module.children():
+        parameters = list(part.parameters())
+        if parameters and not any(parameter.requires_grad for parameter in parameters):
+            part.eval()
+        else:
+            _settle_frozen_parts(part)
 
 
 def finite_or_none(value: float) -> float | None:

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from ffcil.data.augment import Draws
 from ffcil.data.ragged import image_sizes
 from ffcil.errors import InputError
-from ffcil.losses import cross_entropy
+from ffcil.losses import class_wise_mean, cross_entropy
 from ffcil.methods.learner import LearnerSettings, MethodConfig
-from ffcil.methods.parts.analytic import SCALE, AnalyticConfig, is_largest_step, sample_weights
+from ffcil.methods.parts.analytic import SCALE, AnalyticConfig, is_largest_step
 from ffcil.methods.parts.sgd_map import fit_map
 from ffcil.methods.pretrained import Network, Pretrained
 from ffcil.methods.registry import register
@@ -75,9 +75,9 @@ class MoAL(Pretrained):
     - Rows of new classes in the cosine head start at random: from zero, the first gradient is about 1e12. The rows of
       the first step are kept, where the code draws a new head.
 
-    Under class-wise mean, all classes of a step have equal weights in the sums, and all classes seen in the candidates
-    for rumination. The first step chooses lambda once, unless `ridge_from` differs or `flow.shared_ridge` lets the
-    images of all steps choose it. With `flow.enough`, the first step that has enough classes adapts freely.
+    Under class-wise mean, all classes seen have equal weights in the sums (with `released`, those of a step) and in the
+    candidates for rumination. The first step chooses lambda once, unless `ridge_from` differs or `flow.shared_ridge`
+    lets the images of all steps choose it. With `flow.enough`, the first step that has enough classes adapts freely.
     """
 
     title = "MoAL"
@@ -104,14 +104,14 @@ class MoAL(Pretrained):
         """The adapters at the end of the step before."""
 
     def _build_head(self, draw: Callable[[Tensor], Tensor]) -> AnalyticHead | RecursiveHead:
-        framework = self.settings.framework
+        framework, balanced = self.settings.framework, self.reduce is class_wise_mean
         if not self.config.released:
-            return AnalyticHead(self.feature_dim, self.config.hidden, draw, framework.shared_ridge)
+            return AnalyticHead(self.feature_dim, self.config.hidden, draw, framework.shared_ridge, balanced)
         if framework.shared_ridge or framework.enough > 1:
             raise InputError(
                 "options.released=true is the authors' code, without the parts of flow: set framework=none."
             )
-        return RecursiveHead(self.feature_dim, self.config.hidden, draw, self.settings.train.batch)
+        return RecursiveHead(self.feature_dim, self.config.hidden, draw, self.settings.train.batch, balanced)
 
     @property
     def may_collapse(self) -> bool:
@@ -162,13 +162,12 @@ class MoAL(Pretrained):
         first = increment.seen_before == 0 or bool((targets < increment.seen_before).any())
         if self.config.released:
             (memorised,), labels = self.augmented_features(increment, "memorising", self.features)
-        weights = sample_weights(labels, self.reduce)
         by_this_step = first if self.config.ridge_from == "published" else is_largest_step(self.boundaries)
         if by_this_step or self.settings.framework.shared_ridge:
-            self.analytic.choose(memorised, labels, self.generator(increment, "ridge"), weights)
+            self.analytic.choose(memorised, labels, self.generator(increment, "ridge"))
         if not first:
             self._move_means(increment, features)
-        self.analytic.add(memorised, labels, weights)
+        self.analytic.add(memorised, labels)
         if first:
             self.analytic.scale_targets(self.config.first_targets)
         self.analytic.solve()
@@ -213,9 +212,8 @@ class MoAL(Pretrained):
         """Memorise the features of old and new classes that the present weights misclassify. Returns their number."""
         synthesised, old_targets = pseudo_features(features, targets, self.statistics.means, increment.seen_before)
         pool, labels = torch.cat([synthesised, features]), torch.cat([old_targets, targets])
-        weights = sample_weights(labels, self.reduce)
         wrong = self.analytic.predict(pool) != labels
-        self.analytic.add(pool[wrong], labels[wrong], None if weights is None else weights[wrong])
+        self.analytic.add(pool[wrong], labels[wrong], self.analytic.row_weights(labels)[wrong])
         self.analytic.solve()
         return int(wrong.sum())
 

@@ -1,8 +1,11 @@
-"""`Pretrained`: the base of all methods on a frozen, pre-trained ViT, with Head-Agnostic Alignment (HA)."""
+"""`Pretrained`: the base of all methods on a frozen, pre-trained network, with Head-Agnostic Alignment (HA)."""
 
+import hashlib
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -11,22 +14,26 @@ from torch import Tensor, nn
 
 from ffcil.comparable import ComparableScores
 from ffcil.config.settings import Phase
+from ffcil.data.feature_store import FeatureStore
+from ffcil.data.image_set import ImageSet
 from ffcil.errors import InputError
 from ffcil.ha import ClassStatistics, HeadAgnosticAlignment
 from ffcil.losses import ClassCentres
 from ffcil.methods.learner import Learner, LearnerSettings, MethodConfig
 from ffcil.methods.parts.ha_training import AlignmentTraining
 from ffcil.methods.parts.spaces import WaitingFeatures, space_boundaries, step_of, tuning_steps
+from ffcil.methods.registry import METHODS
 from ffcil.models.analytic import fit_drift
+from ffcil.models.pretrained import build_network
 from ffcil.models.tuners import Adapters, Tuning
-from ffcil.models.vit import UNTUNED, build_vit
+from ffcil.models.vit import UNTUNED, ViT, why_not_plain
 from ffcil.stream import Increment
 from ffcil.training.fit import Training
 from ffcil.training.seeds import derive_seed
 
 Network = Callable[[Tensor], Tensor]
 """From normalised images [B, 3, H, W] to features [B, D]."""
-VIT = "vit."
+NETWORK = "network."
 """Prefix of the frozen network's keys in a state."""
 FORMER_KEYS = {
     "statistics.deviations": "statistics.spreads",
@@ -41,7 +48,9 @@ FORMER_KEYS = {
 
 
 class Pretrained(Learner):
-    """A learner on one frozen ViT. A method defines its features, its classifier, and how the classifier is fitted.
+    """A learner on one frozen network. A method defines its features, its classifier, and how the classifier is fitted.
+
+    The network is a plain ViT, or any network of timm if the method only reads features.
 
     After the training of a step, the features of its images are extracted once (`extract_features`), the method fits
     its classifier to them (`fit_classifier`), HA is trained if it is on, and the statistics of the classes are stored.
@@ -55,6 +64,11 @@ class Pretrained(Learner):
     classifiers: ClassVar[Mapping[str, str]] = {"prototype": "prototypes"}
     fixed_features: ClassVar[bool] = False
     """Whether later steps never change the network of `features`."""
+    any_network: ClassVar[bool] = False
+    """Whether the method can leave the network untuned and only read its features, so that any network of timm will do.
+    It then does not use `vit` if `tunes_network` is False."""
+    untuned_by: ClassVar[str] = "options.rank=0"
+    """Assignment by which a user leaves the network untuned, for a method with `any_network` that can also tune it."""
     compares_spaces: ClassVar[bool] = False
     """Whether the method scores classes in the spaces of different steps. It then defines `space_scores`, its scores
     pass through `compared`, and `flow.comparable` applies."""
@@ -63,9 +77,9 @@ class Pretrained(Learner):
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
-        vit = build_vit(settings.backbone, settings.weights)
-        self._weights = vit.fingerprint()
-        self.vit = self.placed(vit)
+        network = build_network(settings.backbone, settings.weights)
+        self._weights = network.fingerprint()
+        self.network = self.placed(network)
         width, device = self.feature_dim, self.engine.device
         self.statistics = ClassStatistics(width).to(device)
         """Statistics of the features before HA, in the space in which each class was learned."""
@@ -78,12 +92,35 @@ class Pretrained(Learner):
         if settings.framework.comparable and self.compares_spaces:
             self.comparable = ComparableScores().to(device)
 
+    @cached_property
+    def _store(self) -> FeatureStore | None:
+        """Features that runs share, if they do; its key holds everything that they depend on."""
+        if not self.settings.stored_features:
+            return None
+        if self.tunes_network:
+            raise InputError(
+                f"features=stored is not supported by {self.title}, which tunes the network: set features=computed."
+            )
+        prepared = self.settings.augmentation.without_randomness()
+        content = f"{self._weights} {prepared} {self.engine.precision} {self.feature_kind}"
+        return FeatureStore(hashlib.sha256(content.encode()).hexdigest()[:16], self.feature_dim)
+
     # --- what a method defines ------------------------------------------------------------------------------------
 
     @property
     def feature_dim(self) -> int:
         """Number of features that `features` returns and `classify` receives."""
-        return self.vit.feature_dim
+        return self.network.feature_dim
+
+    @property
+    def feature_kind(self) -> str:
+        """What `features` reads from the network, for the key of stored features."""
+        return "features"
+
+    @property
+    def tunes_network(self) -> bool:
+        """Whether any step tunes the network."""
+        return self.trains
 
     @abstractmethod
     def features(self, images: Tensor) -> Tensor:
@@ -105,7 +142,7 @@ class Pretrained(Learner):
 
     def untuned_features(self, images: Tensor) -> Tensor:
         """What `features` returns before the network is tuned."""
-        return self.vit_features(images)
+        return self.network_features(images)
 
     def fixed_networks(self) -> Sequence[Network]:
         """Networks that never change again, those of earlier steps first. Test features are computed once by each."""
@@ -152,10 +189,12 @@ class Pretrained(Learner):
     @property
     def is_tuned(self) -> bool:
         """Whether some step has tuned the network, or no step ever will."""
-        return not self.trains or any(self._tuning_steps)
+        return not self.tunes_network or any(self._tuning_steps)
 
     @property
     def _tuning_steps(self) -> list[bool]:
+        if not self.tunes_network:
+            return [False] * len(self.boundaries)
         return tuning_steps(self.boundaries, self.settings.framework.enough)
 
     def phase(self, increment: Increment) -> Phase:
@@ -165,25 +204,73 @@ class Pretrained(Learner):
         return (train.first if self.tunes_first else train.later).lasting(batches, self.settings.framework.min_steps)
 
     def training_plan(self, increment: Increment) -> Training | None:
-        return self.train_on_images(increment) if self.trains and self.tunes else None
+        return self.train_on_images(increment) if self.tunes else None
 
     @property
     def old_classes(self) -> int:
         """Number of classes before the newest step."""
         return self.boundaries[-2] if len(self.boundaries) > 1 else 0
 
+    @property
+    def vit(self) -> ViT:
+        """The network as a plain ViT, for methods that tune it. Other networks are an error."""
+        if isinstance(self.network, ViT):
+            return self.network
+        problem = f"Backbone {self.settings.backbone!r} {why_not_plain(self.network.net)}, and {self.title} tunes it"
+        plain = "choose a plain ViT, such as vit_base_patch16_224"
+        if self.any_network:
+            raise InputError(f"{problem}: set {self.untuned_by} to read its features only, or {plain}.")
+        others = ", ".join(
+            sorted(name for name, method in METHODS.items() if issubclass(method, Pretrained) and method.any_network)
+        )
+        raise InputError(f"{problem}: {plain}, or a method that takes any network ({others}).")
+
     def vit_features(self, images: Tensor, tunings: Sequence[Tuning] = UNTUNED, blocks: int | None = None) -> Tensor:
         """Features of the ViT, or of its first blocks: [B, 3, H, W] -> [B, D]. Only it runs in reduced precision."""
-        with self.engine.autocast():
+        with self._reading(images):
             features: Tensor = self.vit(images, tunings, blocks)
         return features.float()
 
+    def network_features(self, images: Tensor) -> Tensor:
+        """Features of the untuned network, a ViT or another: [B, 3, H, W] -> [B, D]"""
+        with self._reading(images):
+            features: Tensor = self.network(images)
+        return features.float()
+
+    def deep_features(self, images: Tensor, blocks: int) -> Tensor:
+        """The same, and features of the last `blocks` blocks: [B, 3, H, W] -> [B, self.network.deep_dim(blocks)]"""
+        with self._reading(images):
+            features = self.network.deep(images, blocks)
+        return features.float()
+
+    @contextmanager
+    def _reading(self, images: Tensor) -> Iterator[None]:
+        """Run the network in reduced precision, and report images of a size that it does not take."""
+        try:
+            with self.engine.autocast():
+                yield
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
+        except (AssertionError, RuntimeError) as error:  # timm asserts a fixed size; convolutions need enough pixels
+            if isinstance(self.network, ViT) and isinstance(error, RuntimeError):
+                raise  # a ViT takes all sizes that its patches divide, which timm asserts
+            height, width = images.shape[2:]
+            reason = str(error).partition("\n")[0].rstrip(".")
+            raise InputError(
+                f"Backbone {self.settings.backbone!r} does not take images of {height} x {width} pixels ({reason}): "
+                f"set image_size, for example to {self.network.usual_size}."
+            ) from error
+
     def fresh_adapters(self, rank: int) -> Adapters:
+        """Adapters that change nothing yet; none for rank 0."""
+        if not rank:
+            return Adapters(0, self.feature_dim, 1)
         return Adapters(self.vit.depth, self.vit.width, rank).to(self.engine.device)
 
     def adapted(self, adapters: Adapters, images: Tensor) -> Tensor:
-        """Features of the ViT with a set of adapters: [B, 3, H, W] -> [B, D]"""
-        return self.vit_features(images, adapters.tunings())
+        """Features of the network with a set of adapters: [B, 3, H, W] -> [B, D]"""
+        tunings = adapters.tunings()
+        return self.vit_features(images, tunings) if tunings else self.network_features(images)
 
     def aligned(self, features: Tensor) -> Tensor:
         """Features as the classifier receives them: after HA if it is on."""
@@ -206,7 +293,7 @@ class Pretrained(Learner):
         if self.comparable is not None:
             self.comparable.grow(len(self.spaces))
         if self.settings.framework.centre_weight:  # new centres, because the training of a step moves all features
-            self.centres = ClassCentres(increment.seen_now, self.vit.feature_dim).to(self.engine.device)
+            self.centres = ClassCentres(increment.seen_now, self.network.feature_dim).to(self.engine.device)
 
     def centre_loss(self, features: Tensor, targets: Tensor) -> Tensor | float:
         """Centre loss of a batch of trained features [B, D], paper eq. (8), on features of length 1; 0 if it is off.
@@ -224,9 +311,15 @@ class Pretrained(Learner):
         seed = derive_seed(self.settings.seed, increment.step, use)
         return torch.Generator(self.engine.device).manual_seed(seed)
 
+    def applied(self, images: ImageSet, rows: Tensor, network: Network) -> Tensor:
+        if self._store is None or network != self.features or not len(rows):
+            return super().applied(images, rows, network)
+        compute = super().applied
+        return self._store.features(images.digests(rows), lambda missing: compute(images, rows[missing], network))
+
     def extract_features(self, increment: Increment, network: Network | None = None) -> tuple[Tensor, Tensor]:
         """Features of a step's training images, without augmentation, and their classes. Default: `features`."""
-        features = torch.cat(list(self.over(increment.train.images, increment.rows, network or self.features)))
+        features = self.applied(increment.train, increment.rows, network or self.features)
         return features, increment.train.labels[increment.rows]
 
     def finish(self, increment: Increment) -> dict[str, Any]:
@@ -282,8 +375,8 @@ class Pretrained(Learner):
         return [module for name, module in self.named_children() if name not in self.training_only]
 
     def state(self) -> dict[str, Any]:
-        """The state without the ViT, which never changes and is large; a fingerprint of its weights instead."""
-        own = {key: value for key, value in self.state_dict().items() if not key.startswith(VIT)}
+        """The state without the network, which never changes and is large; a fingerprint of its weights instead."""
+        own = {key: value for key, value in self.state_dict().items() if not key.startswith(NETWORK)}
         return {**super().state(), "modules": own, "weights": self._weights, **self.waiting.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -291,7 +384,7 @@ class Pretrained(Learner):
             backbone = self.settings.backbone
             raise InputError(f"The state was saved with other weights of {backbone!r}: set them, or restart the run.")
         known = self.state_dict()
-        modules = {key: value for key, value in known.items() if key.startswith(VIT)}
+        modules = {key: value for key, value in known.items() if key.startswith(NETWORK)}
         modules |= {_present_key(key, known): value for key, value in state["modules"].items()}
         super().restore({**state, "modules": modules})
         self.waiting.restore(state)

@@ -8,15 +8,20 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from ffcil.losses import cross_entropy
+from ffcil.losses import class_wise_mean, cross_entropy
 from ffcil.methods.learner import LearnerSettings, MethodConfig
-from ffcil.methods.parts.analytic import SCALE, AnalyticConfig, is_largest_step, sample_weights
+from ffcil.methods.parts.adapters import OptionalAdapterConfig
+from ffcil.methods.parts.analytic import SCALE, AnalyticConfig, is_largest_step
 from ffcil.methods.pretrained import Pretrained
 from ffcil.methods.registry import register
 from ffcil.models.analytic import AnalyticHead
 from ffcil.models.heads import GrowingCosine
 from ffcil.stream import Increment
 from ffcil.training.fit import Training
+
+
+class RanPACConfig(OptionalAdapterConfig, AnalyticConfig):
+    """RanPAC's own fields."""
 
 
 @register("ranpac")
@@ -27,26 +32,31 @@ class RanPAC(Pretrained):
     Adapters and a cosine head are trained in the first step, or in the first with `flow.enough` classes, and then
     frozen.
 
-    Under class-wise mean, the classes of a step have equal weights in the sums and in the choice of lambda. The weight
-    of a whole step is its number of images.
+    Under class-wise mean, all classes seen have equal weights in the sums, and those of a step in the choice of lambda.
+    With or without it, the sums do not depend on how the same images were divided into steps.
     """
 
     title = "RanPAC"
     paper = "https://arxiv.org/abs/2307.02251"
     classifiers: ClassVar[Mapping[str, str]] = {"analytic": "analytic head"}
-    Config = AnalyticConfig
-    config: AnalyticConfig
+    Config = RanPACConfig
+    config: RanPACConfig
     training_only = ("head",)
     fixed_features = True
+    any_network = True
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
         self.adapters = self.fresh_adapters(self.config.rank)
         self.head = GrowingCosine(self.feature_dim).to(self.engine.device)
         """Head of the first step's training."""
-        self.analytic = AnalyticHead(
-            self.feature_dim, self.config.hidden, nn.init.normal_, settings.framework.shared_ridge
-        ).to(self.engine.device)
+        balanced, shared = self.reduce is class_wise_mean, settings.framework.shared_ridge
+        analytic = AnalyticHead(self.feature_dim, self.config.hidden, nn.init.normal_, shared, balanced)
+        self.analytic = analytic.to(self.engine.device)
+
+    @property
+    def tunes_network(self) -> bool:
+        return self.config.rank > 0
 
     def grow(self, increment: Increment) -> None:
         super().grow(increment)
@@ -73,10 +83,9 @@ class RanPAC(Pretrained):
         self.analytic.restart()
 
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
-        weights = sample_weights(targets, self.reduce)
         shared = self.settings.framework.shared_ridge
         if shared or self.config.ridge_from == "published" or is_largest_step(self.boundaries):
-            self.analytic.choose(features, targets, self.generator(increment, "ridge"), weights)
-        self.analytic.add(features, targets, weights)
+            self.analytic.choose(features, targets, self.generator(increment, "ridge"))
+        self.analytic.add(features, targets)
         self.analytic.solve()
         return {"ridge": self.analytic.ridge.item()}

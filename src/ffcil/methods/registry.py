@@ -15,6 +15,7 @@ from ffcil.data.augment import Augmentation
 from ffcil.errors import InputError, unknown
 from ffcil.methods.framework import Framework
 from ffcil.methods.learner import Learner, LearnerSettings
+from ffcil.models.pretrained import GLYPH_VIT
 from ffcil.models.resnet import BACKBONES
 from ffcil.training.engine import Engine
 from ffcil.training.seeds import derive_seed
@@ -58,17 +59,21 @@ def load_methods(path: str) -> None:
 
 
 def complete(config: RunConfig) -> RunConfig:
-    """Check the method's own fields of a configuration and add their defaults."""
+    """Check the method's own fields of a configuration, and add defaults that depend on the method."""
     method = find_method(config.method)
     if method.pretrained and config.backbone in BACKBONES:
         raise InputError(
-            f"Method {config.method!r} needs a pre-trained ViT, not {config.backbone!r}: use a recipe that has one, "
-            "such as cifar100-vit, or set backbone and weights."
+            f"Method {config.method!r} needs a pre-trained network, not {config.backbone!r}: use a recipe that has "
+            "one, such as cifar100-vit, or set backbone, with its tag in timm, and weights."
         )
     if config.centre_weight and not (method.uses_memory or method.trains_prototypes):
         raise InputError(
             f"centre_weight is not supported by {config.method!r}, which trains no features that are compared with "
             "class means: leave it at 0."
+        )
+    if config.features == "stored" and not method.pretrained:
+        raise InputError(
+            f"features=stored is not supported by {config.method!r}, which trains from scratch: leave it at computed."
         )
     if not method.pretrained and config.backbone not in BACKBONES:
         raise unknown("backbone", config.backbone, BACKBONES)
@@ -79,7 +84,10 @@ def complete(config: RunConfig) -> RunConfig:
                 raise InputError(f"Method {config.method!r} has no fields of its own: remove options.{option}.")
             raise unknown(f"field of method {config.method}", f"options.{option}", known)
     options = validate(method.Config, config.options).model_dump(mode="json")
-    return config.model_copy(update={"options": options})
+    # glyph_vit was trained with pixels in [0, 1]; `published` means them, too, and keeps the names of earlier runs
+    as_trained = "weights" if method.pretrained and config.backbone != GLYPH_VIT else "published"
+    normalise = config.normalise or as_trained
+    return config.model_copy(update={"options": options, "normalise": normalise})
 
 
 def build_learner(config: RunConfig, augmentation: Augmentation, engine: Engine) -> Learner:
@@ -96,6 +104,7 @@ def build_learner(config: RunConfig, augmentation: Augmentation, engine: Engine)
         engine=engine,
         seed=config.train_seed,
         evaluate_batch=config.evaluate_batch,
+        stored_features=config.features == "stored",
     )
     torch.manual_seed(derive_seed(config.train_seed, 0, "initialisation"))
     return method(settings, method.Config.model_validate(config.options))

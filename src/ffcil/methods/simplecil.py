@@ -21,6 +21,7 @@ class SimpleCIL(Pretrained):
     title = "SimpleCIL"
     paper = "https://arxiv.org/abs/2303.07338"
     trains = False
+    any_network = True
     fixed_features = True
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
@@ -32,7 +33,7 @@ class SimpleCIL(Pretrained):
         self.prototypes.grow(increment.seen_now)
 
     def features(self, images: Tensor) -> Tensor:
-        return self.vit_features(images)
+        return self.network_features(images)
 
     def classify(self, features: Tensor) -> Tensor:
         return self.prototypes.scores(features)

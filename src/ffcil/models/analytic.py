@@ -1,15 +1,19 @@
 """A classifier in closed form: ridge regression on fixed random features, from sums over all steps.
 
 With phi(f) = ReLU(V f), G = sum of phi phi^T and Q = sum of phi y^T, the weights are W = (G + lambda I)^-1 Q. Adding to
-the sums and solving again equals the recursion by the Woodbury identity, without its many small updates.
+the sums and solving again equals the recursion by the Woodbury identity, without its many small updates. The sums can
+give all classes the same weight; then they do not depend on how the classes were divided into steps either.
 """
 
+import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from ffcil.errors import InputError
 
 RIDGES = tuple(10.0**power for power in range(-8, 9))
 """Candidates for lambda."""
@@ -24,9 +28,13 @@ class RandomFeatureHead(nn.Module):
     weight: Tensor
     ridge: Tensor
 
-    def __init__(self, features: int, hidden: int, draw: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
-        """`draw` fills the fixed projection [hidden, features] in place."""
+    def __init__(
+        self, features: int, hidden: int, draw: Callable[[Tensor], Tensor], dtype: torch.dtype, balanced: bool = False
+    ) -> None:
+        """`draw` fills the fixed projection [hidden, features] in place. With `balanced`, all classes have the same
+        weight however many images they have."""
         super().__init__()
+        self.balanced = balanced
         self.register_buffer("projection", draw(torch.empty(hidden, features)))
         self.register_buffer("weight", torch.zeros(hidden, 0, dtype=dtype))
         """W, [H, C]"""
@@ -55,6 +63,10 @@ class RandomFeatureHead(nn.Module):
         """The classes with the highest scores: [N, D] -> [N]"""
         return torch.cat([self(rows).argmax(dim=1) for rows in features.split(CHUNK)])
 
+    def row_weights(self, targets: Tensor) -> Tensor:
+        """Weights [N] with which `add` memorises all images of the classes `targets` [N]."""
+        return class_balanced(targets) if self.balanced else torch.ones(len(targets), device=targets.device)
+
     def _wanted(self, targets: Tensor) -> Tensor:
         return F.one_hot(targets, self.classes).to(self.weight.dtype)
 
@@ -66,28 +78,48 @@ class AnalyticHead(RandomFeatureHead):
     gram: Tensor
     moments: Tensor
     errors: Tensor | None
+    images: Tensor | None
 
     def __init__(
-        self, features: int, hidden: int, draw: Callable[[Tensor], Tensor], shared_ridge: bool = False
+        self,
+        features: int,
+        hidden: int,
+        draw: Callable[[Tensor], Tensor],
+        shared_ridge: bool = False,
+        balanced: bool = False,
     ) -> None:
         """`draw` fills the fixed projection [hidden, features] in place. With `shared_ridge`, all calls of `choose` so
-        far choose lambda together."""
-        super().__init__(features, hidden, draw, torch.float64)
+        far choose lambda together. With `balanced`, every class has the total weight 1 in the sums: an image weighs
+        1 / n_y, where n_y is the number of images of its class, all of which come in one call of `add`."""
+        super().__init__(features, hidden, draw, torch.float64, balanced)
         zeros = torch.zeros(len(RIDGES), dtype=torch.float64)
         self.register_buffer("errors", zeros if shared_ridge else None)
         """Squared errors of each of `RIDGES`, summed over all predicted rows and classes, [ridges]"""
         self.register_buffer("gram", torch.zeros(hidden, hidden, dtype=torch.float64))
         self.register_buffer("moments", torch.zeros(hidden, 0, dtype=torch.float64))
         """Q, [H, C]"""
+        self.register_buffer("images", torch.zeros((), dtype=torch.float64) if balanced else None)
+        """Number of images in balanced sums; NaN if the sums are of an earlier version, which balanced single steps"""
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        if self.balanced:
+            state_dict.setdefault(f"{prefix}images", torch.tensor(torch.nan, dtype=torch.float64))
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def grow(self, classes: int) -> None:
         super().grow(classes)
         self.moments = F.pad(self.moments, (0, classes - self.moments.shape[1]))
 
+    def row_weights(self, targets: Tensor) -> Tensor:
+        return class_shares(targets) if self.balanced else super().row_weights(targets)
+
     @torch.no_grad()
     def add(self, features: Tensor, targets: Tensor, weights: Tensor | None = None) -> None:
-        """Add features [N, D] and their classes [N] to the sums, with weights [N]; the default weight is 1."""
-        weights = torch.ones(len(features), device=features.device) if weights is None else weights
+        """Add features [N, D] and their classes [N] to the sums, with weights [N]; default: `row_weights`."""
+        if weights is None:
+            weights = self.row_weights(targets)
+            if self.images is not None:
+                self.images.add_(len(targets))
         for rows, labels, weight in zip(*(part.split(CHUNK) for part in (features, targets, weights)), strict=True):
             expanded = self.expand(rows).double()  # [B, H]
             weighted = (expanded * weight.double()[:, None]).mT
@@ -100,25 +132,36 @@ class AnalyticHead(RandomFeatureHead):
 
     def restart(self) -> None:
         """Set the sums to zero."""
-        for sums in (self.gram, self.moments, self.errors):
+        for sums in (self.gram, self.moments, self.errors, self.images):
             if sums is not None:
                 sums.zero_()
 
     @torch.no_grad()
     def solve(self) -> None:
-        """Compute the weights from the present sums."""
-        self.weight.copy_(solve_ridge(self.gram, self.moments, self.ridge.item()))
+        """Compute the weights from the present sums. Lambda applies to sums in which an image weighs 1 on average."""
+        ridge = self.ridge.item()
+        if self.images is not None:
+            images = self.images.item()
+            if math.isnan(images):
+                raise InputError(
+                    "The state is of an earlier version, which gave classes equal weights only within a step: restart."
+                )
+            ridge *= self.classes / images
+        self.weight.copy_(solve_ridge(self.gram, self.moments, ridge))
 
     @torch.no_grad()
     def choose(
         self, features: Tensor, targets: Tensor, generator: torch.Generator, weights: Tensor | None = None
     ) -> None:
-        """Choose lambda: of the shuffled rows, 80 % are fitted and the rest are predicted.
+        """Choose lambda: of the shuffled rows, 80 % are fitted and the rest are predicted, with weights [N] of mean 1
+        (default: all 1, or equal in sum for all classes if the head is balanced).
 
         It depends on these features only or, if the ridge is shared, on the sum of the squared errors of all calls. So
         one or two classes, which every ridge separates, have little to say about the ridge of all others."""
         order = torch.randperm(len(features), generator=generator, device=features.device)
         expanded, wanted = self.expand(features[order]).double(), self._wanted(targets[order])
+        if weights is None and self.balanced:
+            weights = class_balanced(targets)
         if weights is not None:  # weighted squares are squares of scaled rows
             scale = weights[order].double().sqrt()[:, None]
             expanded, wanted = expanded * scale, wanted * scale
@@ -129,11 +172,17 @@ class AnalyticHead(RandomFeatureHead):
         self.ridge.fill_(RIDGES[int(errors.argmin())])
 
 
+def class_shares(targets: Tensor) -> Tensor:
+    """Weights [N] that give all classes present the total weight 1: 1 / n_y."""
+    _, position, count = targets.unique(return_inverse=True, return_counts=True)
+    shares: Tensor = 1 / count[position].double()
+    return shares
+
+
 def class_balanced(targets: Tensor) -> Tensor:
     """Weights [N] with mean 1 that give all classes present the same total weight: N / (classes * n_y)."""
-    classes, position, count = targets.unique(return_inverse=True, return_counts=True)
-    weights: Tensor = len(targets) / len(classes) / count[position].double()
-    return weights
+    shares = class_shares(targets)
+    return shares / shares.mean()
 
 
 def solve_ridge(gram: Tensor, moments: Tensor, ridge: float) -> Tensor:

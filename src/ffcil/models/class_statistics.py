@@ -53,6 +53,11 @@ class ClassMeans(nn.Module):
         for name, known in list(self.named_buffers()):
             setattr(self, name, torch.cat([known, known.new_zeros(new, *known.shape[1:])]))
 
+    def select(self, classes: Tensor) -> None:
+        """Keep these classes only, int64 [K]."""
+        for name, known in list(self.named_buffers()):
+            setattr(self, name, known[classes])
+
     @torch.no_grad()
     def remember(self, features: Tensor, targets: Tensor) -> None:
         """Store the statistics of all classes in `targets` [N], from all of their features [N, D]."""

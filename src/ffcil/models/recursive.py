@@ -23,9 +23,12 @@ class RecursiveHead(RandomFeatureHead):
 
     inverse: Tensor
 
-    def __init__(self, features: int, hidden: int, draw: Callable[[Tensor], Tensor], batch: int) -> None:
-        """`draw` fills the fixed projection [hidden, features] in place; `batch` is the number of rows of an update."""
-        super().__init__(features, hidden, draw, torch.float32)
+    def __init__(
+        self, features: int, hidden: int, draw: Callable[[Tensor], Tensor], batch: int, balanced: bool = False
+    ) -> None:
+        """`draw` fills the fixed projection [hidden, features] in place; `batch` is the number of rows of an update.
+        With `balanced`, the classes in a call have equal weights."""
+        super().__init__(features, hidden, draw, torch.float32, balanced)
         self.batch = batch
         self.register_buffer("inverse", torch.zeros(hidden, hidden))
         """R, [H, H]"""
@@ -46,7 +49,7 @@ class RecursiveHead(RandomFeatureHead):
 
     @torch.no_grad()
     def add(self, features: Tensor, targets: Tensor, weights: Tensor | None = None) -> None:
-        """Memorise features [N, D] and their classes [N], with weights [N]; the default weight is 1."""
+        """Memorise features [N, D] and their classes [N], with weights [N]; default: `row_weights`."""
         rows, wanted = self._scaled(features, targets, weights)
         batches = list(zip(rows.split(self.batch), wanted.split(self.batch), strict=True))
         if self.inverse.any():
@@ -85,7 +88,9 @@ class RecursiveHead(RandomFeatureHead):
         """Random features and regression targets; weighted squares are squares of scaled rows."""
         rows, wanted = self.expand(features), self._wanted(targets)
         if weights is None:
-            return rows, wanted
+            if not self.balanced:
+                return rows, wanted
+            weights = self.row_weights(targets)
         scale = weights.sqrt().to(rows.dtype)[:, None]
         return rows * scale, wanted * scale
 

@@ -19,7 +19,7 @@ from ffcil.errors import InputError
 from ffcil.methods import build_learner, complete, find_method
 from ffcil.methods.learner import Learner
 from ffcil.methods.parts.exemplars import exemplars_per_class
-from ffcil.models.vit import published_normalisation
+from ffcil.models.pretrained import normalisation_of_weights
 from ffcil.runs.atomic import remove_drafts
 from ffcil.runs.checkpoint import load_state, save_checkpoint
 from ffcil.runs.counts import Counts
@@ -232,13 +232,13 @@ def augmentation_of(config: RunConfig, augmentation: Augmentation) -> Augmentati
         augmentation = augmentation.without_randomness()
     elif config.train.augment == "auto":
         augmentation = replace(augmentation, auto=True)
-    normalise = config.normalise
-    if normalise == "auto":
+    normalise = complete(config).normalise
+    if normalise == "published":
         normalise = "unit" if find_method(config.method).pretrained else "data"
     if normalise == "unit":
         return replace(augmentation, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     if normalise == "weights":
-        mean, std = published_normalisation(config.backbone)
+        mean, std = normalisation_of_weights(config.backbone)
         return replace(augmentation, mean=mean, std=std)
     return augmentation
 

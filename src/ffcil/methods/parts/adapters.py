@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterator
 from typing import cast
 
-from pydantic import PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 from torch import nn
 
 from ffcil.methods.learner import MethodConfig
@@ -16,6 +16,13 @@ class AdapterConfig(MethodConfig):
 
     rank: PositiveInt = 64
     """Rank of the adapters."""
+
+
+class OptionalAdapterConfig(AdapterConfig):
+    """Fields of a method that can also leave the network untuned."""
+
+    rank: NonNegativeInt = 64
+    """Rank of the adapters; 0 leaves the network untuned and takes any network of timm."""
 
 
 class StepAdapters(nn.Module):

@@ -1,15 +1,12 @@
-"""Parts of methods with an analytic head: their fields, the weights of samples, and whose images choose the ridge."""
+"""Parts of methods with an analytic head: their fields, and whose images choose the ridge."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
 from pydantic import PositiveInt
-from torch import Tensor
 
-from ffcil.losses import Reduction, class_wise_mean
 from ffcil.methods.parts.adapters import AdapterConfig
-from ffcil.models.analytic import class_balanced
 
 SCALE = 20.0
 """Factor on scores that regress to 0 and 1, for the softmax through which HA is trained. The highest score does not
@@ -25,11 +22,6 @@ class AnalyticConfig(AdapterConfig):
     """Step whose images choose the ridge lambda. `published`: every step chooses its own (RanPAC), or the first step
     chooses it (MoAL). `largest`: the step with the most classes so far, for streams of unequal steps, where one or two
     classes would choose badly for all others."""
-
-
-def sample_weights(targets: Tensor, reduce: Reduction) -> Tensor | None:
-    """Weights [N] of samples in the sums of an analytic head, balanced under class-wise mean; None: 1 each."""
-    return class_balanced(targets) if reduce is class_wise_mean else None
 
 
 def is_largest_step(boundaries: Sequence[int]) -> bool:

@@ -1,0 +1,238 @@
+"""AnyArrival: a linear discriminant of deep features, from sums over everything seen. How classes arrive has no effect.
+
+Every image contributes one feature of a frozen network to its class mean and to one covariance. All that is chosen (the
+shrinkage of the covariance, the calibration of the scores, the novelty scores of known images) is chosen by leaving out
+one of all images seen so far at a time, in closed form. So any order, any cut into steps and any repetition of images
+gives the same model, and removing images or classes gives the model that never saw them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import NonNegativeInt, PositiveInt
+from torch import Tensor
+from torch.nn.functional import cross_entropy, linear
+
+from ffcil.calibration import Calibration, RelativeMahalanobis, fit_calibration, fit_temperature, threshold_at
+from ffcil.data.image_set import ImageSet
+from ffcil.errors import InputError
+from ffcil.methods.learner import LearnerSettings, MethodConfig
+from ffcil.methods.parts.kept_features import KeptFeatures, half
+from ffcil.methods.pretrained import Pretrained
+from ffcil.methods.registry import register
+from ffcil.models.discriminant import ClassSums, Discriminant
+from ffcil.stream import Increment
+
+SHRINKAGES = (0.01, 0.03, 0.1, 0.3, 1.0)
+"""Candidates for the shrinkage of the covariance."""
+CHOOSING, CALIBRATING = 100_000, 1_000_000
+"""Most scores (images times classes) of left-out images that choose the shrinkage, and that calibrate."""
+FEWEST, MOST = 100, 5_000
+"""Bounds on the number of these images."""
+
+
+class AnyArrivalConfig(MethodConfig):
+    blocks: NonNegativeInt | None = None
+    """Number of last blocks (or stages) of the network whose mean patch features are read beside its own features.
+    null: half of them and one."""
+    width: PositiveInt = 1536
+    """Most features of an image. More are projected onto this number of random directions."""
+    keep: Literal["features", "statistics"] = "features"
+    """What is kept of an image. `features`: its features in half precision (3 kB at 1,536), from which shrinkage and
+    calibration are chosen, and with which images and classes can be removed again. `statistics`: sums only, for data
+    of which nothing may be kept. The shrinkage is then estimated from the sums, and scores are not calibrated."""
+
+
+@register("anyarrival")
+class AnyArrival(Pretrained):
+    """The scores of a class are its calibrated log-probabilities: their softmax is a probability."""
+
+    title = "AnyArrival"
+    classifiers: ClassVar[Mapping[str, str]] = {"discriminant": "discriminant"}
+    Config = AnyArrivalConfig
+    config: AnyArrivalConfig
+    trains = False
+    any_network = True
+    fixed_features = True
+    takes_known_classes = True
+    projection: Tensor | None
+    weight: Tensor
+    bias: Tensor
+    right: Tensor
+    asked: Tensor
+
+    def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
+        super().__init__(settings, config)
+        device, width = self.engine.device, self.feature_dim
+        self.sums = ClassSums(width).to(device)
+        """Within classes."""
+        self.kept = KeptFeatures(width, device)
+        self.calibration = Calibration()
+        self.shrinkage = 1.0
+        self._novelty: RelativeMahalanobis | None = None
+        deep = self.network.deep_dim(self._blocks)
+        projection = _directions(deep, width, settings.seed) if deep > width else None
+        self.register_buffer("projection", projection if projection is None else projection.to(device), False)
+        self.register_buffer("weight", torch.zeros(0, width, device=device))
+        """Of the uncalibrated scores, [C, D]"""
+        self.register_buffer("bias", torch.zeros(0, device=device))
+        self.register_buffer("right", torch.zeros(0, dtype=torch.float64, device=device))
+        """Number of left-out images of each class whose highest score is right, [C]"""
+        self.register_buffer("asked", torch.zeros(0, dtype=torch.float64, device=device))
+        """Number of all left-out images of each class, [C]"""
+
+    @property
+    def _blocks(self) -> int:
+        readable = self.network.blocks
+        return min(readable // 2 + 1, readable) if self.config.blocks is None else self.config.blocks
+
+    @property
+    def feature_dim(self) -> int:
+        return min(self.network.deep_dim(self._blocks), self.config.width)
+
+    @property
+    def feature_kind(self) -> str:
+        drawn = "" if self.projection is None else f" {self.config.width} {self.settings.seed}"
+        return f"deep {self._blocks}{drawn}"
+
+    def features(self, images: Tensor) -> Tensor:
+        deep = self.deep_features(images, self._blocks)
+        return deep if self.projection is None else deep @ self.projection
+
+    def grow(self, increment: Increment) -> None:
+        super().grow(increment)
+        self.sums.grow(increment.seen_now)
+        new = increment.seen_now - len(self.bias)
+        self.weight = torch.cat([self.weight, self.weight.new_zeros(new, self.feature_dim)])
+        self.bias = torch.cat([self.bias, self.bias.new_full((new,), -torch.inf)])
+        self.right, self.asked = (torch.cat([known, known.new_zeros(new)]) for known in (self.right, self.asked))
+
+    def classify(self, features: Tensor) -> Tensor:
+        probabilities = self.calibration(linear(features, self.weight, self.bias))
+        return probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()
+
+    def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
+        features = half(features)
+        if self.config.keep == "features":
+            digests = increment.train.digests(increment.rows)
+            new = self.kept.first_seen(digests, targets)
+            features, targets = features[new], targets[new]
+            self.kept.add(features, targets, digests[new])
+        self.sums.add(features, targets)
+        self._solve()
+        return {"shrinkage": self.shrinkage, "temperature": self.calibration.temperature}
+
+    @torch.no_grad()
+    def _solve(self) -> None:
+        """Compute the head from the sums, and choose what the sums do not determine."""
+        self._novelty = None
+        self.right, self.asked = torch.zeros_like(self.sums.counts), torch.zeros_like(self.sums.counts)
+        if not self.sums.counts.any():  # all images have been removed
+            self.weight, self.bias = torch.zeros_like(self.weight), torch.zeros_like(self.bias)
+            self.calibration = Calibration()
+            return
+        discriminant = Discriminant.of(self.sums)
+        if discriminant.can_be_left_out(self.kept.targets).any():
+            self._choose(discriminant)
+        else:
+            self.shrinkage, self.calibration = discriminant.shrinkage_from_sums(), Calibration()
+        weight, bias = discriminant.linear(self.shrinkage)
+        self.weight, self.bias = weight.to(self.weight), bias.to(self.bias)
+
+    def _choose(self, discriminant: Discriminant) -> None:
+        """Choose the shrinkage with the smallest cross-entropy of left-out images, each with its best temperature; then
+        calibrate."""
+        seen = (self.sums.counts > 0).nonzero().flatten()  # a class may have lost its images
+        features, targets = self._left_out(discriminant, CHOOSING)
+        among = torch.searchsorted(seen, targets)
+        losses = {}
+        for shrinkage in SHRINKAGES:
+            scores = discriminant.left_out_scores(features, targets, shrinkage)[:, seen]
+            losses[shrinkage] = round(float(cross_entropy(scores / fit_temperature(scores, among), among)), 9)
+        self.shrinkage = min(losses, key=lambda shrinkage: losses[shrinkage])
+        features, targets = self._left_out(discriminant, CALIBRATING)
+        scores = discriminant.left_out_scores(features, targets, self.shrinkage)
+        self.calibration = fit_calibration(scores[:, seen], torch.searchsorted(seen, targets))
+        self.asked += torch.bincount(targets, minlength=len(self.asked))
+        self.right += torch.bincount(targets[scores.argmax(dim=1) == targets], minlength=len(self.right))
+
+    def _left_out(self, discriminant: Discriminant, scores: int) -> tuple[Tensor, Tensor]:
+        """Features and classes of kept images that can be left out, for about this number of scores."""
+        rows = min(max(scores // len(self.bias), FEWEST), MOST)
+        return self.kept.sample(discriminant.can_be_left_out(self.kept.targets), rows)
+
+    # --- for classifiers ------------------------------------------------------------------------------------------
+
+    def left_out_counts(self) -> tuple[Tensor, Tensor] | None:
+        return (self.right, self.asked) if self.config.keep == "features" else None
+
+    def open_scores(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        features = self.all_features(images)
+        return self.score_features(features), self._novelty_model()(features)
+
+    def novelty_limit(self, false_alarms: float) -> float:
+        self._check_kept("tell unknown images")
+        rows = torch.ones(len(self.kept), dtype=torch.bool, device=self.bias.device)
+        return threshold_at(self._novelty_model().leave_one_out(*self.kept.sample(rows, MOST)), false_alarms)
+
+    def _novelty_model(self) -> RelativeMahalanobis:
+        """Computed when it is asked for, because learning does not need it."""
+        if self._novelty is None:
+            sums = self.sums
+            products = sums.scatter + sums.sums.mT @ sums.means
+            self._novelty = RelativeMahalanobis.of(sums.counts, sums.sums, products, self.shrinkage)
+        return self._novelty
+
+    # --- removing -------------------------------------------------------------------------------------------------
+
+    def forget(self, classes: Sequence[int]) -> None:
+        self._check_kept("forget classes")
+        gone = torch.tensor(sorted(set(classes)), dtype=torch.int64, device=self.bias.device)
+        self.sums.remove(*self.kept.take(torch.isin(self.kept.targets, gone)))
+        stay = torch.ones(len(self.bias), dtype=torch.bool, device=gone.device)
+        stay[gone] = False
+        rows = stay.nonzero().flatten()
+        self.sums.select(rows)
+        self.statistics.select(rows)
+        self.kept.targets = (stay.cumsum(0) - 1)[self.kept.targets]
+        self.weight, self.bias = self.weight[rows], self.bias[rows]
+        self.boundaries = [int(stay[:boundary].sum()) for boundary in self.boundaries]
+        self._solve()
+
+    def remove(self, images: ImageSet) -> Tensor:
+        self._check_kept("remove images")
+        digests = images.digests(torch.arange(len(images), device=images.labels.device))
+        found = torch.isin(digests, self.kept.digests)
+        if found.any():
+            self.sums.remove(*self.kept.take(torch.isin(self.kept.digests, digests)))
+            self._solve()
+        return found
+
+    def _check_kept(self, task: str) -> None:
+        if self.config.keep != "features":
+            raise InputError(
+                f"options.keep=statistics cannot {task}: create the classifier with options.keep=features."
+            )
+
+    # --- state ----------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        chosen = {"shrinkage": self.shrinkage, "calibration": asdict(self.calibration)}
+        return {**super().state(), "chosen": chosen, "kept_features": self.kept.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        self._novelty = None
+        self.kept.restore(state["kept_features"])
+        self.shrinkage = state["chosen"]["shrinkage"]
+        self.calibration = Calibration(**state["chosen"]["calibration"])
+
+
+def _directions(features: int, width: int, seed: int) -> Tensor:
+    """Random orthonormal directions, [features, width]."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(features, width, generator=generator, dtype=torch.float64)
+    directions: Tensor = torch.linalg.qr(noise)[0]
+    return directions.float()

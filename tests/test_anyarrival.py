@@ -1,0 +1,215 @@
+"""AnyArrival: the same model for any order, cut and repetition of images, and after any removal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from conftest import AUGMENTATION, Make, coloured_images, seeded, small_config, small_stream
+from ffcil.data.image_set import ImageSet
+from ffcil.errors import InputError
+from ffcil.methods import build_learner
+from ffcil.methods.anyarrival import AnyArrival
+from ffcil.stream import Increment
+from ffcil.training.engine import Engine
+
+CLASSES, IMAGES = 5, 30
+NOTHING = torch.empty(0, dtype=torch.int64)
+Arrivals = list[list[int]]
+"""Numbers of images, arrival by arrival."""
+
+
+def pictures(seed: int = 1) -> ImageSet:
+    """Images of classes of 2 to 10 images that overlap, so that not everything is right."""
+    made = coloured_images([2, 4, 6, 8, 10], seed)
+    noise = torch.randn(len(made), 3, 1, 1, generator=seeded(seed + 10)) * 60
+    return ImageSet((made.images + noise).clamp(0, 255).to(torch.uint8), made.labels, made.class_names)
+
+
+class Pixels(AnyArrival):
+    """AnyArrival on some pixels, whose values do not depend on the batch as those of a network do in the last bit."""
+
+    def features(self, images: Tensor) -> Tensor:
+        return images[:, :, ::6, ::6].flatten(1)
+
+
+def pixels_learner(**options: Any) -> Pixels:
+    config = small_config(method="anyarrival", options={"blocks": 0, "width": 27, **options})
+    built = build_learner(config, AUGMENTATION, Engine.create("cpu", config.train))
+    return Pixels(built.settings, built.config)
+
+
+def teach(learner: AnyArrival, images: ImageSet, arrivals: Arrivals) -> list[int]:
+    """Let images arrive. Returns the class at each position of the learner: classes are numbered as they arrive."""
+    order: list[int] = []
+    for rows in arrivals:
+        before = len(order)
+        order += [label for label in dict.fromkeys(images.labels[rows].tolist()) if label not in order]
+        position = torch.full((CLASSES,), -1)
+        position[order] = torch.arange(len(order))
+        train = ImageSet(images.images, position[images.labels], tuple(map(str, order)))
+        step = len(learner.boundaries) + 1
+        learner.learn(Increment(step, before, len(order), train, torch.tensor(rows), train, NOTHING))
+    return order
+
+
+def scores(learner: AnyArrival, order: Sequence[int], test: ImageSet) -> Tensor:
+    """Scores of test images, with the classes in their own order; NaN for classes that are not there."""
+    with torch.no_grad():
+        found = learner.logits(AUGMENTATION.plain(test.images, torch.arange(len(test))))[learner.scored]
+    placed = torch.full((len(test), CLASSES), torch.nan)
+    placed[:, list(order)] = found
+    return placed
+
+
+def assert_same(first: Tensor, second: Tensor) -> None:
+    assert first.nan_to_num(-1e9).argmax(1).equal(second.nan_to_num(-1e9).argmax(1))
+    torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@st.composite
+def arrivals(draw: st.DrawFn, repeated: bool = True) -> Arrivals:
+    """All images in any order, cut anywhere, some of them again later."""
+    order = draw(st.permutations(range(IMAGES)))
+    if repeated:
+        order = [*order, *draw(st.lists(st.integers(0, IMAGES - 1), max_size=8))]
+    cuts = sorted(draw(st.sets(st.integers(1, len(order) - 1), max_size=12)))
+    return [order[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(order)], strict=True)]
+
+
+def at_once(rows: Sequence[int]) -> Arrivals:
+    return [sorted(rows)]
+
+
+quick = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+
+
+@quick
+@given(arrivals())
+def test_any_order_cut_and_repetition_of_images_gives_the_same_model(stream: Arrivals) -> None:
+    train, test = pictures(), pictures(seed=5)
+    learner, reference = pixels_learner(), pixels_learner()
+    found = scores(learner, teach(learner, train, stream), test)
+    assert_same(found, scores(reference, teach(reference, train, at_once(range(IMAGES))), test))
+    assert learner.shrinkage == reference.shrinkage
+
+
+@quick
+@given(arrivals(repeated=False))
+def test_statistics_alone_do_not_depend_on_arrivals_either(stream: Arrivals) -> None:
+    train, test = pictures(), pictures(seed=5)
+    learner, reference = pixels_learner(keep="statistics"), pixels_learner(keep="statistics")
+    found = scores(learner, teach(learner, train, stream), test)
+    assert_same(found, scores(reference, teach(reference, train, at_once(range(IMAGES))), test))
+    assert len(learner.kept) == 0
+
+
+@quick
+@given(arrivals(), st.sets(st.integers(0, CLASSES - 1), min_size=1, max_size=CLASSES - 2))
+def test_a_forgotten_class_leaves_the_model_that_never_saw_it(stream: Arrivals, gone: set[int]) -> None:
+    train, test = pictures(), pictures(seed=5)
+    learner, reference = pixels_learner(), pixels_learner()
+    order = teach(learner, train, stream)
+    learner.forget([order.index(label) for label in gone])
+    left = [row for row in range(IMAGES) if int(train.labels[row]) not in gone]
+    remaining = [label for label in order if label not in gone]
+    assert learner.boundaries[-1] == len(remaining)
+    assert_same(scores(learner, remaining, test), scores(reference, teach(reference, train, at_once(left)), test))
+
+
+@quick
+@given(arrivals(), st.sets(st.integers(0, IMAGES - 1), min_size=1, max_size=12))
+def test_removed_images_leave_the_model_that_never_saw_them(stream: Arrivals, gone: set[int]) -> None:
+    train, test = pictures(), pictures(seed=5)
+    learner, reference = pixels_learner(), pixels_learner()
+    order = teach(learner, train, stream)
+    assert learner.remove(train.subset(torch.tensor(sorted(gone)))).all()
+    left = [row for row in range(IMAGES) if row not in gone]
+    expected = scores(reference, teach(reference, train, at_once(left)), test)
+    found = scores(learner, order, test)
+    found[:, expected.isnan().all(0)] = torch.nan  # a class without images stays known and is never predicted
+    assert_same(found, expected)
+
+
+@quick
+@given(arrivals(), st.integers(0, IMAGES - 1), st.integers(0, CLASSES - 1))
+def test_a_corrected_label_leaves_the_model_that_learned_the_right_one(stream: Arrivals, row: int, right: int) -> None:
+    train, test = pictures(), pictures(seed=5)
+    learner, reference = pixels_learner(), pixels_learner()
+    corrected = ImageSet(train.images, train.labels.index_fill(0, torch.tensor(row), right), train.class_names)
+    order = teach(learner, train, stream)
+    learner.remove(train.subset(torch.tensor([row])))
+    position = torch.empty(CLASSES, dtype=torch.int64)
+    position[order] = torch.arange(CLASSES)
+    again = ImageSet(corrected.images, position[corrected.labels], train.class_names)
+    learner.learn(Increment(len(stream) + 1, CLASSES, CLASSES, again, torch.tensor([row]), again, NOTHING))
+    assert_same(
+        scores(learner, order, test), scores(reference, teach(reference, corrected, at_once(range(IMAGES))), test)
+    )
+
+
+def test_equal_images_of_two_classes_count_in_both() -> None:
+    images = pictures()
+    learner = pixels_learner()
+    teach(learner, images, at_once(range(IMAGES)))
+    doubled = ImageSet(images.images, (images.labels + 1) % CLASSES, images.class_names)
+    learner.learn(Increment(2, CLASSES, CLASSES, doubled, torch.arange(3), doubled, NOTHING))
+    assert len(learner.kept) == IMAGES + 3
+    assert learner.remove(images.subset(torch.arange(3))).all()
+    assert len(learner.kept) == IMAGES - 3
+
+
+def test_statistics_refuse_what_needs_features() -> None:
+    learner = pixels_learner(keep="statistics")
+    teach(learner, pictures(), at_once(range(IMAGES)))
+    with pytest.raises(InputError, match=r"options.keep=statistics cannot forget classes"):
+        learner.forget([0])
+    with pytest.raises(InputError, match=r"options.keep=statistics cannot remove images"):
+        learner.remove(pictures())
+
+
+def test_all_images_can_be_removed_and_others_learned_afterwards() -> None:
+    learner, images = pixels_learner(), pictures()
+    order = teach(learner, images, at_once(range(IMAGES)))
+    assert learner.remove(images).all()
+    assert not learner.remove(images).any()
+    assert scores(learner, order, images).exp().sub(1 / CLASSES).abs().max() < 1e-6
+    learner.forget(range(CLASSES))
+    again = teach(learner, images, at_once(range(IMAGES)))
+    reference = pixels_learner()
+    expected = scores(reference, teach(reference, images, at_once(range(IMAGES))), images)
+    assert_same(scores(learner, again, images), expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"width": 50}, {"blocks": 0}, {"blocks": 2, "keep": "statistics"}])
+def test_a_real_network_gives_nearly_the_same_model_for_any_cut(make_learner: Make, options: dict[str, Any]) -> None:
+    """Features of a network differ in their last bits with the batch."""
+    train, test = pictures(), pictures(seed=5)
+    whole, parts = (make_learner(method="anyarrival", options=options) for _ in range(2))
+    order = torch.randperm(IMAGES, generator=seeded(3))
+    found = scores(parts, teach(parts, train, [rows.tolist() for rows in order.split([1, 4, 9, 1, 15])]), test)
+    expected = scores(whole, teach(whole, train, at_once(range(IMAGES))), test)
+    torch.testing.assert_close(found.exp(), expected.exp(), rtol=0, atol=5e-3)
+
+
+def test_more_features_than_the_width_are_projected_onto_orthonormal_directions(make_learner: Make) -> None:
+    learner = make_learner(method="anyarrival", options={"width": 60})
+    torch.testing.assert_close(learner.projection.T @ learner.projection, torch.eye(60), rtol=0, atol=1e-5)
+    deep = make_learner(method="anyarrival")
+    images = torch.rand(2, 3, 16, 16, generator=seeded())
+    with torch.no_grad():
+        torch.testing.assert_close(learner.features(images), deep.features(images) @ learner.projection)
+
+
+def test_it_learns_classes_one_by_one_from_a_real_network(make_learner: Make) -> None:
+    learner, stream = make_learner(method="anyarrival"), small_stream([1, 3, 1, 2])
+    for increment in stream:
+        learner.learn(increment)
+    right = learner.predictions(stream[3])[learner.scored] == stream.test.labels[stream[3].test_rows]
+    assert right.float().mean() > 0.9

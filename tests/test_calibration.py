@@ -1,0 +1,397 @@
+"""Calibration, measures and novelty compared with naive loops, refits and closed forms."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from conftest import seeded
+from ffcil.calibration import (
+    Calibration,
+    NewClassRatio,
+    RelativeMahalanobis,
+    auroc,
+    expected_calibration_error,
+    fit_calibration,
+    fit_temperature,
+    held_out_novelty,
+    threshold_at,
+)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)
+
+
+def drawn(probabilities: Tensor, seed: int = 1) -> Tensor:
+    """Classes with these probabilities, [N, C] -> [N]."""
+    return torch.multinomial(probabilities, 1, generator=seeded(seed))[:, 0]
+
+
+def likelihood(scores: Tensor, targets: Tensor, temperature: float) -> float:
+    return -(scores / temperature).log_softmax(dim=1)[range(len(targets)), targets].mean().item()
+
+
+# --- the temperature ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.02, 1.0, 700.0])
+def test_the_temperature_has_the_smallest_loss(temperature: float) -> None:
+    scores = 3 * normal(400, 7)
+    targets = drawn((scores / 2).softmax(dim=1))
+    scores = scores * temperature + 1000 * normal(400, 1, seed=5)  # the level of a row does not matter
+    fitted = fit_temperature(scores, targets)
+    best = likelihood(scores, targets, fitted)
+    for factor in (0.5, 0.99, 0.9999, 1.0001, 1.01, 2):
+        assert likelihood(scores, targets, factor * fitted) > best
+    assert fitted == pytest.approx(2 * temperature, rel=0.2)
+
+
+def test_the_temperature_needs_few_passes_and_no_second_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = 3 * normal(400, 7)
+    targets, passes = drawn(scores.softmax(dim=1)), []
+    expected = fit_temperature(scores, targets)
+    plain = torch.softmax
+
+    def noted(rows: Tensor, dim: int) -> Tensor:
+        passes.append(len(rows))
+        return plain(rows, dim=dim)
+
+    monkeypatch.setattr("torch.softmax", noted)
+    monkeypatch.setattr("ffcil.calibration.CHUNK", 700)
+    assert fit_temperature(scores.float(), targets) == pytest.approx(expected, rel=1e-5)
+    assert max(passes) == 100
+    assert sum(passes) <= 12 * 400
+
+
+def test_temperatures_without_a_smallest_loss() -> None:
+    scores = normal(20, 5)
+    right = fit_temperature(scores, scores.argmax(dim=1))
+    assert 0 < right < 1e-3
+    wrong = fit_temperature(scores, scores.argmin(dim=1))
+    assert 1e3 < wrong < math.inf
+    assert fit_temperature(torch.ones(4, 3), torch.tensor([0, 1, 2, 0])) == 1
+
+
+# --- probabilities --------------------------------------------------------------------------------------------------
+
+
+def naive_line(odds: float, points: list[tuple[float, float]]) -> float:
+    if odds <= points[0][0]:
+        return points[0][1]
+    for (left, low), (right, high) in pairwise(points):
+        if odds <= right:
+            return low + (high - low) * (odds - left) / (right - left)
+    return points[-1][1]
+
+
+def naive_probabilities(calibration: Calibration, scores: list[float]) -> list[float]:
+    top = max(range(len(scores)), key=lambda k: scores[k])
+    gaps = [scores[top] - score for score in scores]
+    weights = [math.exp(-gap / calibration.temperature) for gap in gaps]
+    rest = sum(weights) - weights[top]
+    odds = math.log(weights[top] / rest)
+    if calibration.odds:
+        odds = naive_line(odds, list(zip(calibration.odds, calibration.levels, strict=True)))
+    second = max(weight for k, weight in enumerate(weights) if k != top)
+    mapped = 1 / (1 + math.exp(-max(odds, math.log(second / rest))))
+    return [mapped if k == top else weight / rest * (1 - mapped) for k, weight in enumerate(weights)]
+
+
+LINE = ((-1.5, 0.0, 2.0), (-1.0, -1.0, 4.0))
+
+
+@pytest.mark.parametrize(
+    "calibration",
+    [Calibration(), Calibration(2.0, *LINE), Calibration(0.5, *LINE), Calibration(1, (1,), (2,))],
+)
+def test_probabilities_are_those_of_a_plain_loop(calibration: Calibration) -> None:
+    scores = normal(30, 6)
+    expected = torch.tensor([naive_probabilities(calibration, row) for row in scores.tolist()]).double()
+    torch.testing.assert_close(calibration(scores), expected, rtol=2e-6, atol=1e-6)
+    assert Calibration(**asdict(calibration)) == calibration
+
+
+@given(
+    st.lists(st.lists(st.floats(-50, 50, width=32), min_size=4, max_size=4), min_size=1, max_size=5),
+    st.builds(Calibration, st.floats(1e-2, 1e2), st.just(LINE[0]), st.just(LINE[1])),
+)
+def test_probabilities_sum_to_one_and_keep_the_class(rows: list[list[float]], calibration: Calibration) -> None:
+    scores = torch.tensor(rows)
+    got = calibration(scores)
+    torch.testing.assert_close(got.sum(dim=1), torch.ones(len(rows)))
+    assert torch.equal(got.argmax(dim=1), scores.argmax(dim=1))
+    assert got.ge(0).all()
+
+
+def test_classes_that_are_not_there() -> None:
+    """Their score is -inf, and nothing else changes."""
+    scores = 3 * normal(300, 4)
+    targets = drawn(scores.softmax(dim=1))
+    more = torch.cat([scores, torch.full((300, 1), -torch.inf)], dim=1)
+    expected, got = fit_calibration(scores, targets), fit_calibration(more, targets)
+    torch.testing.assert_close(got(more)[:, :4], expected(scores))
+    assert got(more)[:, 4].eq(0).all()
+    assert fit_temperature(more, targets) == pytest.approx(fit_temperature(scores, targets))
+
+
+def test_one_class_is_certain() -> None:
+    assert fit_calibration(normal(3, 1), torch.zeros(3, dtype=torch.int64))(normal(2, 1)).eq(1).all()
+
+
+@pytest.mark.parametrize("heavy_tails", [False, True])
+def test_a_calibration_is_found(heavy_tails: bool) -> None:
+    """Classes are drawn with the probabilities of a map of the scores. One temperature fits only the one map."""
+    scores = 10 * normal(12_000, 8)
+    gaps = scores.amax(dim=1, keepdim=True) - scores
+    logits = -2 * torch.asinh(gaps) if heavy_tails else -gaps / 4
+    targets = drawn(logits.softmax(dim=1))
+    calibration = fit_calibration(scores[:8000], targets[:8000])
+    error = expected_calibration_error(calibration(scores[8000:]), targets[8000:])
+    assert error < expected_calibration_error(logits[8000:].softmax(dim=1), targets[8000:]) + 0.02
+    single = (scores[8000:] / fit_temperature(scores[:8000], targets[:8000])).softmax(dim=1)
+    assert (expected_calibration_error(single, targets[8000:]) > 2 * error) == heavy_tails
+    assert (calibration(scores) - logits.softmax(dim=1)).abs().mean() < 0.01
+
+
+def test_a_top_class_that_is_less_often_right_than_it_seems() -> None:
+    """The likelihood of all classes is best at a temperature that is wrong for the highest class."""
+    scores = 4 * normal(12_000, 10)
+    targets = scores.argmax(dim=1)
+    random = torch.randint(0, 10, (12_000,), generator=seeded(3))
+    targets = torch.where(torch.rand(12_000, generator=seeded(4)) < 0.3, random, targets)
+    calibration = fit_calibration(scores[:8000], targets[:8000])
+    assert expected_calibration_error(calibration(scores[8000:]), targets[8000:]) < 0.03
+
+
+def test_the_line_is_that_of_a_plain_isotonic_regression() -> None:
+    """Shares of right rows in groups: the best sequence that never falls, max over starts of min over ends."""
+    scores = 3 * normal(1000, 5)
+    targets = torch.where(torch.rand(1000, generator=seeded(2)) < 0.5, scores.argmax(dim=1), 4)
+    calibration = fit_calibration(scores, targets)
+    plain = Calibration(calibration.temperature)(scores).amax(dim=1)
+    order = sorted(range(1000), key=lambda i: plain[i].item())
+    size = [84] * 4 + [83] * 8
+    groups = [order[sum(size[:k]) : sum(size[: k + 1])] for k in range(12)]
+    shares = [(sum(int(scores[i].argmax() == targets[i]) for i in rows) + 1) / (len(rows) + 2) for rows in groups]
+    expected = [
+        max(min(sum(shares[a : b + 1]) / (b + 1 - a) for b in range(k, 12)) for a in range(k + 1)) for k in range(12)
+    ]
+    assert list(torch.tensor(calibration.levels).sigmoid()) == pytest.approx(expected, abs=1e-5)
+    assert len(set(expected)) > 1
+    assert shares != sorted(shares)
+    means = [torch.stack([plain[i].logit() for i in rows]).mean().item() for rows in groups]
+    assert calibration.odds == pytest.approx(means)
+
+
+def test_few_images_have_no_line() -> None:
+    scores = normal(24, 4)
+    assert fit_calibration(scores, scores.argmin(dim=1)).odds == ()
+    assert len(fit_calibration(normal(49, 4), torch.arange(49) % 4).odds) == 1
+    equal = fit_calibration(torch.eye(4).repeat(50, 1), torch.arange(4).repeat(50))
+    assert len(equal.odds) == 1
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_all_right_or_all_wrong_gives_finite_numbers(right: bool) -> None:
+    scores = normal(50, 4)
+    calibration = fit_calibration(scores, scores.argmax(dim=1) if right else scores.argmin(dim=1))
+    got = calibration(scores)
+    assert got.isfinite().all()
+    assert (got.amax(dim=1).mean() > 0.9) if right else (got.amax(dim=1).mean() < 0.6)
+
+
+# --- measures -------------------------------------------------------------------------------------------------------
+
+
+def test_the_calibration_error_of_a_plain_loop() -> None:
+    probabilities = (2 * normal(300, 4)).softmax(dim=1)
+    targets, bins = torch.randint(0, 4, (300,), generator=seeded(2)), 15
+    expected = 0.0
+    for k in range(bins):
+        inside = [i for i in range(300) if k / bins < probabilities[i].max() <= (k + 1) / bins]
+        if inside:
+            confidence = sum(probabilities[i].max().item() for i in inside) / len(inside)
+            accuracy = sum(int(probabilities[i].argmax() == targets[i]) for i in inside) / len(inside)
+            expected += len(inside) / 300 * abs(confidence - accuracy)
+    assert expected_calibration_error(probabilities, targets) == pytest.approx(expected)
+    assert expected_calibration_error(torch.eye(3), torch.arange(3)) == 0
+    assert expected_calibration_error(torch.eye(3), torch.tensor([1, 2, 0])) == 1
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=12), st.lists(st.integers(0, 6), min_size=1, max_size=12))
+def test_auroc_is_the_statistic_of_mann_and_whitney(known: list[int], unknown: list[int]) -> None:
+    wins = sum((new > old) + (new == old) / 2 for old in known for new in unknown)
+    expected = wins / (len(known) * len(unknown))
+    assert auroc(torch.tensor(known), torch.tensor(unknown)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("false_alarms", [0.01, 0.05, 0.25, 1.0])
+def test_the_threshold_keeps_the_rate_of_false_alarms(false_alarms: float) -> None:
+    """Of n + 1 exchangeable images, the last one exceeds the threshold of the others at most that often."""
+    for count in (3, 19, 20, 99, 150):
+        values = torch.randperm(count + 1, generator=seeded(count)).double()
+        alarms = sum(
+            values[i] > threshold_at(torch.cat([values[:i], values[i + 1 :]]), false_alarms) for i in range(count + 1)
+        )
+        assert alarms <= false_alarms * (count + 1) + 1e-6
+        assert alarms > false_alarms * (count + 1) - 1 - 1e-6  # and no lower threshold does
+
+
+# --- novelty --------------------------------------------------------------------------------------------------------
+
+COUNTS = [1, 2, 7, 0, 12]
+TARGETS = torch.arange(5).repeat_interleave(torch.tensor(COUNTS))
+FEATURES = normal(22, 6) @ normal(6, 6, seed=1) + 3 * normal(5, 6, seed=2)[TARGETS] + 10
+
+
+def sums_of(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    members = (targets == torch.arange(5)[:, None]).to(features.dtype)
+    return members.sum(dim=1), members @ features, features.T @ features
+
+
+def naive_novelty(
+    x: Tensor, features: Tensor, targets: Tensor, shrinkage: float, diagonals: tuple[Tensor, Tensor] | None = None
+) -> tuple[float, tuple[Tensor, Tensor]]:
+    """Novelty by plain covariances, and the diagonals of the scatter; `diagonals` are used in place of those."""
+    means = {int(c): features[targets == c].mean(dim=0) for c in targets.unique()}
+    within = sum(torch.outer(f - means[int(y)], f - means[int(y)]) for f, y in zip(features, targets, strict=True))
+    centre = features.mean(dim=0)
+    total = sum(torch.outer(f - centre, f - centre) for f in features)
+    diagonals = diagonals or (within.diagonal(), total.diagonal())
+
+    def distance(scatter: Tensor, diagonal: Tensor, freedom: int, mean: Tensor) -> float:
+        shrunk = (1 - shrinkage) * scatter + shrinkage * torch.diag(diagonal)
+        return ((x - mean) @ torch.linalg.inv(shrunk / freedom) @ (x - mean)).item()
+
+    nearest = min(distance(within, diagonals[0], len(features) - len(means), mean) for mean in means.values())
+    return nearest - distance(total, diagonals[1], len(features), centre), diagonals
+
+
+@pytest.mark.parametrize("shrinkage", [0.03, 0.5])
+def test_novelty_is_that_of_plain_covariances(shrinkage: float) -> None:
+    novelty = RelativeMahalanobis.of(*sums_of(FEATURES, TARGETS), shrinkage)
+    others = normal(9, 6, seed=3) * 4 + 10
+    expected = [naive_novelty(x, FEATURES, TARGETS, shrinkage)[0] for x in others]
+    torch.testing.assert_close(novelty(others), torch.tensor(expected).double(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shrinkage", [0.03, 0.5])
+def test_leaving_one_out_equals_a_loop_of_refits(shrinkage: float) -> None:
+    """The diagonal that the matrices are shrunk to stays that of all images."""
+    novelty = RelativeMahalanobis.of(*sums_of(FEATURES, TARGETS), shrinkage)
+    _, diagonals = naive_novelty(FEATURES[0], FEATURES, TARGETS, shrinkage)
+    expected = []
+    for i in range(len(FEATURES)):
+        rest = torch.arange(len(FEATURES)) != i
+        expected.append(naive_novelty(FEATURES[i], FEATURES[rest], TARGETS[rest], shrinkage, diagonals)[0])
+    got = novelty.leave_one_out(FEATURES, TARGETS)
+    torch.testing.assert_close(got, torch.tensor(expected).double(), rtol=1e-4, atol=1e-4)
+    assert got.mean() > novelty(FEATURES).mean() + 1
+
+
+def test_unknown_classes_are_found_at_the_stated_rate() -> None:
+    """Classes that differ in few directions, in features that vary more in others."""
+    spread = torch.tensor([20.0] * 5 + [1.0] * 5).double()
+    places = torch.cat([torch.zeros(60, 5), 6 * torch.randn(60, 5, generator=seeded(2))], dim=1).double()
+
+    def images(classes: range, each: int, seed: int) -> tuple[Tensor, Tensor]:
+        targets = torch.arange(classes.start, classes.stop).repeat_interleave(each)
+        return places[targets] + spread * normal(len(targets), 10, seed=seed), targets
+
+    (train, targets), (known, _), (unknown, _) = (
+        images(range(30), 20, 3),
+        images(range(30), 40, 4),
+        images(range(30, 60), 40, 5),
+    )
+    members = (targets == torch.arange(30)[:, None]).double()
+    novelty = RelativeMahalanobis.of(members.sum(dim=1), members @ train, train.T @ train)
+    threshold = threshold_at(novelty.leave_one_out(train, targets), 0.1)
+    assert (novelty(known) > threshold).double().mean() == pytest.approx(0.1, abs=0.03)
+    assert auroc(novelty(known), novelty(unknown)) > 0.9
+
+
+def test_one_image_per_class_has_a_finite_novelty() -> None:
+    features, targets = normal(5, 6), torch.arange(5)
+    novelty = RelativeMahalanobis.of(*sums_of(features, targets), 0.5)
+    assert novelty(normal(4, 6, seed=1)).isfinite().all()
+    assert novelty.leave_one_out(features, targets).isfinite().all()
+
+
+def naive_ratio(x: Tensor, shrinkage: float, within: float) -> float:
+    """The ratio by normal densities in all directions."""
+    centre = FEATURES.mean(dim=0)
+    means = {c: FEATURES[c == TARGETS].mean(dim=0) for c in TARGETS.unique().tolist()}
+    rows = torch.stack([f - means[int(y)] for f, y in zip(FEATURES, TARGETS, strict=True)])
+    scatter = rows.T @ rows / (22 - 4)
+    scatter = (1 - shrinkage) * scatter + shrinkage * torch.diag(scatter.diagonal())
+    values, vectors = torch.linalg.eigh(scatter)
+    root = vectors @ torch.diag(values.sqrt()) @ vectors.T
+    spread = sum(COUNTS[c] / 22 * torch.outer(m - centre, m - centre) for c, m in means.items())
+    values, vectors = torch.linalg.eigh(torch.linalg.inv(root) @ spread @ torch.linalg.inv(root))
+    values = torch.where(values > 1e-9, values - within * 4 / 22, 0.0).clamp_min(0)
+    between = root @ vectors @ torch.diag(values) @ vectors.T @ root
+
+    def density(mean: Tensor, covariance: Tensor) -> float:
+        return torch.distributions.MultivariateNormal(mean, covariance).log_prob(x).item()
+
+    known = []
+    for c, mean in means.items():
+        gain = between @ torch.linalg.inv(between + within * scatter / COUNTS[c])
+        posterior = between - gain @ between
+        known.append(density(centre + gain @ (mean - centre), within * scatter + (posterior + posterior.T) / 2))
+    return density(centre, within * scatter + between) - max(known)
+
+
+def test_the_ratio_is_that_of_normal_densities() -> None:
+    ratio = NewClassRatio.of(*sums_of(FEATURES, TARGETS), 0.5)
+    assert ratio.within > 1
+    others = normal(9, 6, seed=3) * 4 + 10
+    expected = [naive_ratio(x, 0.5, ratio.within) for x in others]
+    torch.testing.assert_close(ratio(others), torch.tensor(expected).double(), rtol=1e-5, atol=1e-5)
+
+
+def test_held_out_novelties_are_those_of_refits_in_any_order() -> None:
+    order = torch.randperm(22, generator=seeded(7))
+    got = held_out_novelty(NewClassRatio.of, FEATURES, TARGETS, 5, folds=3)
+    again = held_out_novelty(NewClassRatio.of, FEATURES[order], TARGETS[order], 5, folds=3)
+    torch.testing.assert_close(again, got[order])
+    for part in range(3):
+        held = torch.zeros(22, dtype=torch.bool)
+        for c in range(5):
+            members = sorted((i for i in range(22) if TARGETS[i] == c), key=lambda i: FEATURES[i, 0].item())
+            held[members[part::3]] = True
+        refit = NewClassRatio.of(*sums_of(FEATURES[~held], TARGETS[~held]))
+        torch.testing.assert_close(got[held], refit(FEATURES[held]))
+
+
+def test_the_ratio_finds_new_classes_among_many_directions() -> None:
+    """Most directions are the same in all classes: distances are dominated by them, the ratio is not."""
+    places = torch.cat([2.5 * normal(60, 6, seed=2), torch.zeros(60, 60)], dim=1)
+
+    def images(classes: range, each: int, seed: int) -> tuple[Tensor, Tensor]:
+        targets = torch.arange(classes.start, classes.stop).repeat_interleave(each)
+        return places[targets] + normal(len(targets), 66, seed=seed), targets
+
+    train, targets = images(range(30), 10, 3)
+    (known, _), (unknown, _) = images(range(30), 20, 4), images(range(30, 60), 20, 5)
+    members = (targets == torch.arange(30)[:, None]).double()
+    sums = members.sum(dim=1), members @ train, train.T @ train
+    ratio, relative = NewClassRatio.of(*sums), RelativeMahalanobis.of(*sums, 0.1)
+    assert auroc(ratio(known), ratio(unknown)) > auroc(relative(known), relative(unknown)) + 0.02
+    threshold = threshold_at(held_out_novelty(NewClassRatio.of, train, targets, 30), 0.1)
+    assert (ratio(known) > threshold).double().mean() == pytest.approx(0.1, abs=0.05)
+
+
+@pytest.mark.parametrize("counts", [[1, 1, 1, 1, 1], [5, 0, 0, 0, 0], [1, 0, 0, 0, 0]])
+def test_the_ratio_of_few_images_is_finite(counts: list[int]) -> None:
+    targets = torch.arange(5).repeat_interleave(torch.tensor(counts))
+    ratio = NewClassRatio.of(*sums_of(normal(len(targets), 6), targets))
+    assert ratio(normal(4, 6, seed=1)).isfinite().all()
