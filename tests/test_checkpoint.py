@@ -61,3 +61,17 @@ def test_writing_replaces_whole_files(tmp_path: Path) -> None:
     write_whole(path, b"one")
     write_whole(path, b"two")
     assert path.read_bytes() == b"two"
+
+
+def test_a_link_in_place_of_a_draft_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_bytes(b"content")
+    (tmp_path / ".config.json.draft").symlink_to("precious")
+    with pytest.raises(OSError, match=r"config\.json"):
+        write_whole(tmp_path / "config.json", b"new")
+    assert (tmp_path / "precious").read_bytes() == b"content"
+    write_whole(tmp_path / "config.json", b"new")  # the link is gone
+    assert (tmp_path / "config.json").read_bytes() == b"new"
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").symlink_to("precious")
+    write_whole(tmp_path / "config.json", b"newer")  # replaces the link
+    assert (tmp_path / "precious").read_bytes() == b"content"

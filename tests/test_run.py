@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from conftest import OnEpoch, small_config, write_colours
+from conftest import OnEpoch, limited_files, small_config, write_colours
 from ffcil.config.settings import RunConfig
 from ffcil.errors import BusyError, InputError
 from ffcil.methods import METHODS
@@ -288,6 +288,14 @@ def test_a_run_of_the_version_with_robust_is_resumed(tmp_path: Path, colours: Pa
     Run(settings, tmp_path, data=colours, device="cpu", threads=1).execute()
     assert load_run(tmp_path).finished
     assert "robust" not in json.loads((tmp_path / "config.json").read_text())
+
+
+def test_a_limit_on_the_size_of_files_names_the_file(tmp_path: Path, colours: Path, whole: Path) -> None:
+    named = r"checkpoints/step-\d+-epoch-\d+\.safetensors is larger than the system allows: raise the limit .*ulimit -f"
+    with limited_files(50_000), pytest.raises(InputError, match=named):
+        Run(config(), tmp_path, data=colours, device="cpu", threads=1).execute()
+    Run(config(), tmp_path, data=colours, device="cpu", threads=1).execute()
+    assert records(tmp_path) == records(whole)
 
 
 def test_a_full_disk_damages_nothing(

@@ -13,17 +13,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from ffcil.config.base import validate
 from ffcil.config.settings import RunConfig
 from ffcil.errors import BusyError, InputError
+from ffcil.locks import Held, holder, is_held, lock, named
 from ffcil.metrics import CountTable
 from ffcil.runs import stored
-from ffcil.runs.atomic import write_whole
+from ffcil.runs.atomic import named_errors, write_whole
 from ffcil.runs.counts import Counts, pack_counts, unpack_counts
 from ffcil.runs.stored import Fields, StoredRun
 
+LOCK = ".lock"
 LOCK_SECONDS = 0.5
 """Time to wait for a lock, which `is_busy` in another process may hold for a moment."""
 _LASTING = ("ffcil", "commit", "python", "torch", "device", "precision", "graph", "compile")
@@ -34,26 +34,21 @@ _CHECKPOINT = re.compile(r"step-(\d+)-epoch-(\d+)\.safetensors")
 @contextmanager
 def locked(folder: Path, remedy: str = "wait for it, or choose another --out") -> Iterator[None]:
     """Allow one process at a time in a folder. The lock ends with the process, even if that is killed."""
-    lock = FileLock(folder / ".lock", timeout=LOCK_SECONDS, poll_interval=0.02)
     try:
-        lock.acquire()
-    except Timeout:
-        raise BusyError(f"Another process is running in {folder}: {remedy}.") from None
-    try:
-        yield
-    finally:
-        lock.release()
+        with lock(folder / LOCK, LOCK_SECONDS):
+            yield
+    except Held as error:
+        raise BusyError(f"Another process is running in {folder} ({error}): {remedy}.") from None
 
 
 def is_busy(folder: Path) -> bool:
     """Whether another process is running in a folder now."""
-    if not (folder / ".lock").exists():
-        return False
-    try:
-        with FileLock(folder / ".lock", timeout=LOCK_SECONDS / 5, poll_interval=0.02):
-            return False
-    except Timeout:
-        return True
+    return is_held(folder / LOCK)
+
+
+def running_in(folder: Path) -> str:
+    """The process that runs in a folder, in words, with its machine and since when."""
+    return named(holder(folder / LOCK))
 
 
 def checkpoint_name(step: int, epoch: int) -> str:
@@ -239,7 +234,8 @@ class RunFolder:
         write_whole(self.path / "records.jsonl", b"".join(lines[:finished]))
 
     def append_record(self, record: Mapping[str, Any]) -> None:
-        with (self.path / "records.jsonl").open("ab") as file:
+        path = self.path / "records.jsonl"
+        with named_errors(path), path.open("ab") as file:
             file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())

@@ -3,12 +3,14 @@
 import json
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 
+from ffcil.errors import printable
 from ffcil.training.progress import FitProgress, Listener
 
 
@@ -39,8 +41,9 @@ class CompositeListener(Listener):
             listener.step_done(record)
 
     def finished(self) -> None:
-        for listener in self.listeners:
-            listener.finished()
+        with ExitStack() as stack:  # All of them, also if one fails.
+            for listener in reversed(self.listeners):
+                stack.callback(listener.finished)
 
 
 class ProgressFile(Listener):
@@ -162,4 +165,4 @@ class ConsoleProgress(Listener):
 
     def _print(self, text: str) -> None:
         self.last_line = time.monotonic()
-        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+        self.console.print(printable(text), highlight=False, soft_wrap=True, markup=False)

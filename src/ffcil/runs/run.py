@@ -205,7 +205,7 @@ class Run:
 
 @contextmanager
 def exhaustion_explained(folder: Path) -> Iterator[None]:
-    """Turn a full GPU or a full disk into a sentence with the remedy."""
+    """Turn a full GPU, a full disk or a limit on the size of files into a sentence with the remedy."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -217,6 +217,11 @@ def exhaustion_explained(folder: Path) -> Iterator[None]:
             place = error.filename or folder
             raise InputError(
                 f"The disk is full ({place}): free some space, then the same command continues."
+            ) from error
+        if error.errno == errno.EFBIG:
+            raise InputError(
+                f"{error.filename or folder} is larger than the system allows: raise the limit with `ulimit -f`, then "
+                "the same command continues."
             ) from error
         raise
 
