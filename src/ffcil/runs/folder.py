@@ -28,6 +28,8 @@ LOCK_SECONDS = 0.5
 """Time to wait for a lock, which `is_busy` in another process may hold for a moment."""
 _LASTING = ("ffcil", "commit", "python", "torch", "device", "precision", "graph", "compile")
 """Fields of the environment whose changes are noted when a run is resumed."""
+NEW_START = "remove the folder and start the run again"
+"""Remedy for a folder that cannot be repaired."""
 _CHECKPOINT = re.compile(r"step-(\d+)-epoch-(\d+)\.safetensors")
 
 
@@ -62,7 +64,18 @@ def checkpoint_name(step: int, epoch: int) -> str:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Checkpoints in a folder, oldest first."""
-    return sorted(path for path in folder.glob("step-*.safetensors") if _CHECKPOINT.fullmatch(path.name))
+    named = ((_CHECKPOINT.fullmatch(path.name), path) for path in folder.glob("step-*.safetensors"))
+    by_place = {tuple(map(int, match.groups())): path for match, path in named if match}
+    return [by_place[place] for place in sorted(by_place)]
+
+
+def differing_fields(before: Fields, config: RunConfig, complete: Callable[[RunConfig], RunConfig]) -> list[str]:
+    """Names of the fields in which a stored configuration differs from `config`.
+
+    `complete` fills in the defaults of fields that the stored configuration, of an earlier version, does not have.
+    """
+    stored_content, content = complete(validate(RunConfig, before)).content(), config.content()
+    return sorted(key for key in stored_content.keys() | content if stored_content.get(key) != content.get(key))
 
 
 class RunFolder:
@@ -136,11 +149,6 @@ class RunFolder:
             raise InputError(f"{self.path} is not the folder of a run: config.json and arrivals.json must be there.")
         config = stored.check_config(config, self.path / "config.json")
         sizes, records, done = stored.check_sizes(arrivals, self.path / "arrivals.json"), self.records(), self.done
-        if done and len(records) != len(sizes):
-            raise InputError(
-                f"{self.path} is marked done with {len(records)} of {len(sizes)} steps in records.jsonl: "
-                "remove its file 'done' and start the run again."
-            )
         summary = self.summary() if done else None
         return StoredRun(
             folder=self.path,
@@ -156,11 +164,23 @@ class RunFolder:
         )
 
     def summary(self) -> Fields:
-        """Results of a finished run."""
-        summary = self.read("summary.json", ("scored",))
-        if summary is None:
-            raise InputError(f"{self.path} is damaged (done, but summary.json is missing): remove it and start again.")
+        """Results of a finished run, which has a record of each step."""
+        summary, arrivals = (
+            self._of_finished(*file) for file in (("summary.json", "scored"), ("arrivals.json", "sizes"))
+        )
+        steps, records = len(stored.check_sizes(arrivals, self.path / "arrivals.json")), len(self.records())
+        if records != steps:
+            raise InputError(
+                f"{self.path} is damaged (done, but records.jsonl has {records} of {steps} steps): {NEW_START}."
+            )
         return summary
+
+    def _of_finished(self, name: str, needed: str) -> Fields:
+        """A JSON file that a finished run must have."""
+        value = self.read(name, (needed,))
+        if value is None:
+            raise InputError(f"{self.path} is damaged (done, but {name} is missing): {NEW_START}.")
+        return value
 
     # --- lenient reading ------------------------------------------------------------------------------------------
 
@@ -186,8 +206,7 @@ class RunFolder:
         before = self.read("config.json")
         if before is None or not (self.resumable or self.done):
             return
-        before, now = complete(validate(RunConfig, before)).content(), config.content()
-        if differing := sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)):
+        if differing := differing_fields(before, config, complete):
             raise InputError(
                 f"{self.path} holds a run with another configuration (it differs in {', '.join(differing)}): "
                 "choose another --out, or remove that folder."
@@ -226,16 +245,24 @@ class RunFolder:
             raise InputError(f"The run in {self.path} was started with {started_with} thread(s): leave --threads out.")
         return started_with or asked
 
-    def keep_records(self, finished: int) -> None:
-        """Remove the record of a step that is not in the checkpoint: the step will be repeated."""
+    def keep_records(self, finished: int, repeated: int) -> None:
+        """Keep the records of finished steps, after a check of them and of their counts, and remove later ones.
+
+        Args:
+            finished: Number of steps that are in the checkpoint.
+            repeated: Largest number of later steps that will be repeated: a kill costs one record at most, and so does
+                a checkpoint that cannot be used.
+        """
         lines = self._record_lines()
         if len(lines) < finished:
             raise InputError(f"{self.path} is damaged (records are missing): remove it and start again.")
-        if len(lines) > finished + 1:  # A kill costs one record at most, so checkpoints were removed.
+        if len(lines) > finished + repeated:  # checkpoints were removed
             raise InputError(
                 f"{self.path} has records of {len(lines)} steps and checkpoints of {finished}: restore the newest "
                 "checkpoint, or remove the folder to start again."
             )
+        for step, _ in enumerate(self.records()[:finished], start=1):
+            self.counts(step)
         write_whole(self.path / "records.jsonl", b"".join(lines[:finished]))
 
     def append_record(self, record: Mapping[str, Any]) -> None:
