@@ -4,7 +4,8 @@ python benchmarks/growth.py --out results/growth.json
 python benchmarks/growth.py --before OTHER_CHECKOUT --out results/growth.json
 python benchmarks/growth.py --only report-1000-steps
 
-Each case is a process of its own with at most 256 open files. Its peak is the largest resident memory of that process.
+Each case is a process of its own with at most 256 open files. Its peak is the largest resident memory of that process;
+its CPU seconds, unlike its seconds, do not depend on what else the machine does.
 With `--before`, every case is measured with the code of another checkout first.
 """
 
@@ -117,8 +118,8 @@ def child(case: str, folder: Path, source: Path) -> dict[str, Any]:
         if process.returncode:
             lines = Path(errors.name).read_text().strip().splitlines()
             return {"ended": lines[-1][:200] if lines else f"status {process.returncode}", "seconds": seconds}
-    peak = json.loads((folder / "peak.json").read_text())
-    measured = {"seconds": seconds, "peak_mb": round(peak / 2**10)}
+    used = json.loads((folder / "used.json").read_text())
+    measured = {"seconds": seconds, "cpu_seconds": used["cpu_seconds"], "peak_mb": round(used["peak_kib"] / 2**10)}
     if case == "report":
         report = folder / "report"
         measured["page_mb"] = round((report / "report.html").stat().st_size / 1e6, 1)
@@ -165,7 +166,8 @@ def main() -> None:
             case_run(options.folder, **RUNS[options.child])
         else:
             case_report(options.folder)
-        (options.folder / "peak.json").write_text(json.dumps(peak_kib()))
+        used = {"cpu_seconds": round(time.process_time(), 1), "peak_kib": peak_kib()}
+        (options.folder / "used.json").write_text(json.dumps(used))
         return
     here = Path(__file__).resolve().parents[1]
     measured = {}

@@ -8,17 +8,17 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from filelock import FileLock, Timeout
 
 from ffcil.config.base import validate
 from ffcil.config.settings import RunConfig
 from ffcil.errors import BusyError, InputError
-from ffcil.metrics import CountTable
+from ffcil.metrics import Confusion, CountTable
 from ffcil.runs import stored
 from ffcil.runs.atomic import write_whole
 from ffcil.runs.counts import Counts, pack_counts, unpack_counts
@@ -139,8 +139,9 @@ class RunFolder:
             raise InputError(f"{path} is damaged: remove the run and start it again.") from None
 
     def tables(self, sizes: tuple[int, ...]) -> dict[str, CountTable]:
-        """Confusion counts after each of the steps with these sizes, by classifier."""
-        return stored.count_tables(sizes, [self.counts(k + 1) for k in range(len(sizes))], self.path / "counts")
+        """Confusion counts after each of the steps with these sizes, by classifier. They are read when needed."""
+        names = tuple(self.counts(1)) if sizes else ()
+        return {name: CountTable(sizes, _StepCounts(self, sizes, names, name)) for name in names}
 
     def load(self) -> StoredRun:
         """Everything in the folder, checked. An unfinished run has the records of its finished steps."""
@@ -285,6 +286,34 @@ class RunFolder:
     def _record_lines(self) -> list[bytes]:
         """Complete lines of records.jsonl; a killed run may have left half a line at the end."""
         return [line + b"\n" for line in _content(self.path / "records.jsonl").split(b"\n")[:-1]]
+
+
+class _StepCounts(Sequence[Confusion]):
+    """Counts of one classifier after each step. Every access reads a file, because all steps together may be large."""
+
+    def __init__(self, folder: RunFolder, sizes: tuple[int, ...], names: tuple[str, ...], name: str) -> None:
+        self.folder, self.names, self.name = folder, names, name
+        self.seen = tuple(itertools.accumulate(sizes))
+
+    def __len__(self) -> int:
+        return len(self.seen)
+
+    @overload
+    def __getitem__(self, place: int) -> Confusion: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Confusion]: ...
+    def __getitem__(self, place: int | slice) -> Confusion | list[Confusion]:
+        steps = range(len(self))[place]
+        return [self._read(k + 1) for k in steps] if isinstance(steps, range) else self._read(steps + 1)
+
+    def _read(self, step: int) -> Confusion:
+        counts, where = self.folder.counts(step), self.folder.path / "counts"
+        if set(counts) != set(self.names):
+            raise InputError(f"{where}: step {step} counts {sorted(counts)}, step 1 counts {sorted(self.names)}.")
+        found, seen = counts[self.name], self.seen[step - 1]
+        if found.classes != seen:
+            raise InputError(f"{where}: step {step} counts {found.classes} classes; {seen} classes were seen.")
+        return found
 
 
 def find_folders(place: Path) -> list[Path]:

@@ -8,7 +8,6 @@ from typing import Any
 from ffcil.config.earlier import renewed
 from ffcil.errors import InputError
 from ffcil.metrics import CountTable
-from ffcil.runs.counts import Counts
 
 Fields = dict[str, Any]
 CONFIG_FIELDS = ("dataset", "method", "framework", "class_seed", "arrival_seed", "train_seed")
@@ -94,15 +93,3 @@ def check_record(record: Any, step: int, where: object) -> Fields:
     if not isinstance(record, dict) or record.get("step") != step or not record.get("accuracy"):
         raise InputError(f"{where} is not the record of step {step}: remove the run and start it again.")
     return record
-
-
-def count_tables(sizes: Sequence[int], steps: Sequence[Counts], where: object) -> dict[str, CountTable]:
-    """One table per classifier, from the counts of all finished steps."""
-    names = list(steps[0]) if steps else []
-    for t, step in enumerate(steps, start=1):
-        if set(step) != set(names):
-            raise InputError(f"{where}: step {t} counts {sorted(step)}, step 1 counts {sorted(names)}.")
-    try:
-        return {name: CountTable(tuple(sizes), tuple(step[name] for step in steps)) for name in names}
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from None

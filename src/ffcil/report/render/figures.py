@@ -11,7 +11,7 @@ import numpy as np
 
 from ffcil.arrivals import Arrivals
 from ffcil.errors import InputError
-from ffcil.metrics import curve, step_accuracy
+from ffcil.metrics import step_accuracy
 from ffcil.report.analyse import curves
 from ffcil.report.analyse.groups import Group, count, group_runs
 from ffcil.report.analyse.overhead import TIMES, Cost
@@ -81,10 +81,13 @@ def _draw_curves(axes: Axes, group: Group) -> None:
     for setting in settings_of(runs):
         tables = [run.tables[scored] for run in runs if run.setting == setting]
         for table in tables if len(tables) > 1 else []:
-            axes.plot(table.seen, curve(table), color=colour(setting), linewidth=0.8, alpha=0.4)
+            shown = curves.thinned(len(table.sizes))
+            seen = [table.seen[k] for k in shown]
+            axes.plot(seen, table.curve[shown], color=colour(setting), linewidth=0.8, alpha=0.4)
         label = f"{setting}, {count(len(tables), 'run')}"
         # Markers show steps; a mean over different schedules has no steps.
-        marker = "o" if len({table.seen for table in tables}) == 1 else None
+        few = max(len(table.sizes) for table in tables) <= curves.MOST_CELLS
+        marker = "o" if few and len({table.seen for table in tables}) == 1 else None
         axes.plot(
             *curves.mean_curve(tables), color=colour(setting), linewidth=2, marker=marker, markersize=3, label=label
         )
@@ -96,13 +99,16 @@ def _draw_curves(axes: Axes, group: Group) -> None:
 
 
 def _draw_schedules(axes: Axes, schedules: dict[str, RunRecord]) -> None:
+    each = "one step"
     for row, run in enumerate(schedules.values()):
-        edges = [0, *np.cumsum(run.sizes)]
+        seen, steps = np.cumsum(run.sizes), len(run.sizes)
+        edges = [0, *(seen[last - 1] for _, last in curves.bins(steps))]
         spans = [(start, end - start) for start, end in pairwise(edges)]
         axes.broken_barh(spans, (row - 0.4, 0.8), facecolor=schedule_colour(run), edgecolor="white", linewidth=1)
+        each = curves.bins_text(steps) if steps > curves.MOST_CELLS else each
     axes.set_yticks(range(len(schedules)), list(schedules), fontsize=7)
     axes.invert_yaxis()
-    axes.set_xlabel("Classes seen (each bar is one step)")
+    axes.set_xlabel(f"Classes seen (each bar is {each})")
 
 
 def plot_changes(rows: Sequence[Row], *paths: Path | str) -> Path:
@@ -230,7 +236,8 @@ def plot_memory(group: Group, *paths: Path | str) -> Path:
     for axes, run in zip(panels, runs, strict=True):
         table = run.tables[str(run.scored)]
         extent = (0.5, len(table.sizes) + 0.5, len(table.sizes) + 0.5, 0.5)
-        image = axes.imshow(step_accuracy(table), vmin=0, vmax=100, cmap="viridis", extent=extent)
+        accuracy = step_accuracy(table.merged(curves.MOST_CELLS))
+        image = axes.imshow(accuracy, vmin=0, vmax=100, cmap="viridis", extent=extent)
         axes.set(xlabel="classes of step", ylabel="after step")
         axes.set_title(f"{group.title}, {run.setting}, {run.seed_label}", fontsize=9)
     figure.colorbar(image, ax=list(panels), label="Accuracy (%)", shrink=0.8)
