@@ -260,7 +260,10 @@ def scratch(folder: Path) -> None:
         (lambda f: (f / "counts" / "step-002.npz").write_bytes(b"PK\x03\x04 no"), r"step-002\.npz is damaged"),
         (scratch, r"step-002\.npz is damaged"),
         (lambda f: np.savez(f / "counts" / "step-002.npz", linear=np.eye(4, dtype=int)), "step 1 counts"),
-        (lambda f: (f / "arrivals.json").write_text('{"sizes": [1, 3, 2, 2], "kind": "equal"}'), "step 1 counts 2 classes"),
+        (
+            lambda f: (f / "arrivals.json").write_text('{"sizes": [1, 3, 2, 2], "kind": "equal"}'),
+            "step 1 counts 2 classes",
+        ),
     ],
 )
 def test_damaged_folders_are_named(tmp_path: Path, damage: Callable[[Path], Any], says: str) -> None:

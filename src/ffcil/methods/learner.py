@@ -49,6 +49,16 @@ class LearnerSettings:
     evaluate_batch: int = 1000
 
 
+def _evaluate_frozen(module: nn.Module) -> None:
+    """Put the parts of a module whose parameters are all frozen into evaluation mode."""
+    for part in module.children():
+        parameters = list(part.parameters())
+        if parameters and not any(parameter.requires_grad for parameter in parameters):
+            part.eval()
+        else:
+            _evaluate_frozen(part)
+
+
 class Learner(nn.Module, ABC):
     """A method. Subclass it in one file, decorate it with `@register("name")`, and override what differs."""
 
@@ -147,10 +157,8 @@ class Learner(nn.Module, ABC):
     def train(self, mode: bool = True) -> Self:
         """As in torch, but frozen parts stay in evaluation mode: their batch-norm statistics never change."""
         super().train(mode)
-        for module in self.modules():
-            parameters = list(module.parameters())
-            if module is not self and parameters and not any(parameter.requires_grad for parameter in parameters):
-                module.eval()
+        if mode:
+            _evaluate_frozen(self)
         return self
 
     def begin(self, increment: Increment) -> None:
