@@ -254,7 +254,7 @@ def scratch(folder: Path) -> None:
         (lambda f: (f / "records.jsonl").write_text("x\n" * 4), "Line 1 of"),
         (lambda f: (f / "records.jsonl").write_text('{"step": 2, "accuracy": {"linear": 1}}\n' * 4), "step 1"),
         (lambda f: (f / "records.jsonl").write_bytes(b"\xff\n" * 4), "Line 1 of"),
-        (lambda f: (f / "arrivals.json").write_text('{"sizes": 4, "kind": "equal"}'), "no list of sizes"),
+        (lambda f: (f / "arrivals.json").write_text('{"sizes": 4, "kind": "equal"}'), "field 'sizes'"),
         (break_steps, r"done, but records.jsonl has 3 of 4 steps"),
         (lambda f: (f / "counts" / "step-002.npz").unlink(), r"step-002\.npz is missing"),
         (lambda f: (f / "counts" / "step-002.npz").write_bytes(b"PK\x03\x04 no"), r"step-002\.npz is damaged"),

@@ -107,8 +107,8 @@ class RunFolder:
         if not path.exists():
             return None
         try:
-            value = json.loads(path.read_bytes())
-        except ValueError as error:
+            value = json.loads(_content(path))
+        except (ValueError, RecursionError) as error:
             raise InputError(
                 f"{path} is damaged (it is not JSON: {error}): remove the run's folder and start again."
             ) from None
@@ -121,7 +121,7 @@ class RunFolder:
             where = f"Line {number} of {self.path / 'records.jsonl'}"
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise InputError(f"{where} is not JSON ({error}): remove the run and start it again.") from None
             records.append(stored.check_record(record, number, where))
         return records
@@ -129,12 +129,11 @@ class RunFolder:
     def counts(self, step: int) -> Counts:
         """Confusion counts after a step, by classifier."""
         path = self._counts_path(step)
+        if not path.exists():
+            raise InputError(f"{path} is missing although its step is recorded: remove the run and start it again.")
+        content = _content(path)
         try:
-            return unpack_counts(path.read_bytes())
-        except FileNotFoundError:
-            raise InputError(
-                f"{path} is missing although its step is recorded: remove the run and start it again."
-            ) from None
+            return unpack_counts(content)
         except InputError:
             raise InputError(f"{path} is damaged: remove the run and start it again.") from None
 
@@ -157,12 +156,17 @@ class RunFolder:
             arrivals=arrivals,
             records=records,
             summary=summary,
-            environment=self.read("environment.json") or {},
+            environment=self._part("environment") or {},
             tables=self.tables(sizes[: len(records)]),
             finished=done,
-            data=self.read("data.json") or {},
-            method_facts=self.read("method.json") or stored.derive_method(config, records, summary),
+            data=self._part("data") or {},
+            method_facts=self._part("method") or stored.derive_method(config, records, summary),
         )
+
+    def _part(self, name: str) -> Fields | None:
+        """A JSON file whose fields are checked; None if it does not exist."""
+        value = self.read(f"{name}.json")
+        return None if value is None else stored.check_part(name, value, self.path / f"{name}.json")
 
     def summary(self) -> Fields:
         """Results of a finished run, which has a record of each step."""
@@ -174,7 +178,7 @@ class RunFolder:
             raise InputError(
                 f"{self.path} is damaged (done, but records.jsonl has {records} of {steps} steps): {NEW_START}."
             )
-        return summary
+        return stored.check_part("summary", summary, self.path / "summary.json")
 
     def _of_finished(self, name: str, needed: str) -> Fields:
         """A JSON file that a finished run must have."""
@@ -322,15 +326,20 @@ def find_folders(place: Path) -> list[Path]:
 
 
 def _content(path: Path) -> bytes:
+    """Content of a file; empty if it is missing. Reading from what is no regular file, such as a pipe, may not end."""
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is not a regular file: {NEW_START}.")
     try:
         return path.read_bytes()
     except FileNotFoundError:
         return b""
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}): correct its permissions, or remove it.") from error
 
 
 def _parse(text: bytes) -> Fields | None:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

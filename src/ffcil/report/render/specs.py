@@ -197,7 +197,11 @@ def sweep_spec(sweep: Sweep, metric: Metric) -> Spec:
         numbers = sweep.numbers(setting, metric)
         spread = [n.std or 0.0 if n else 0.0 for n in numbers]
         error = _whiskers(spread, spread) | ({"color": colour(setting)} if lines else {})
-        trace: Spec = {"x": sweep.values, "y": [round(n.mean, 4) if n else None for n in numbers], "error_y": error}
+        trace: Spec = {
+            "x": sweep.values if lines else _names(sweep.values),
+            "y": [round(n.mean, 4) if n else None for n in numbers],
+            "error_y": error,
+        }
         trace |= {"name": escape(setting), "legendgroup": setting}
         hover = f"<b>{escape(setting)}</b>, {sweep.field} %{{x}}<br>%{{y:.2f}} %, n = %{{customdata}}"
         trace |= _hover(hover, [n.n if n else 0 for n in numbers])
