@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,24 @@ def hostile_study(folder: Path) -> Path:
     return folder
 
 
+class Elements(HTMLParser):
+    """Types of a page's scripts, and elements that load files or run code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scripts: list[str | None] = []
+        self.suspicious: list[tuple[str, Any]] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        values = dict(attributes)
+        if tag == "script":
+            self.scripts.append(values.get("type"))
+        loads = tag in {"img", "iframe", "object", "embed", "link", "base", "form", "svg", "video", "audio"}
+        runs = any(name.startswith("on") or name in ("src", "srcdoc") for name in values)
+        if loads or runs or not (values.get("href") or "#").startswith("#"):
+            self.suspicious.append((tag, attributes))
+
+
 def test_markup_in_runs_reaches_no_file_of_a_report_raw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ffcil.report.render.folder.FIGURE_FORMATS", ("svg",))
     contents = analysed(hostile_study(tmp_path / "runs"))
@@ -142,6 +161,10 @@ def test_markup_in_runs_reaches_no_file_of_a_report_raw(tmp_path: Path, monkeypa
             assert "<script>alert" not in path.read_text(encoding="utf-8"), path
             assert "<img src=x" not in path.read_text(encoding="utf-8"), path
     page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    found = Elements()
+    found.feed(page)
+    assert [kind for kind in found.scripts if kind != "application/json"] == [None, None]  # plotly and page.js
+    assert found.suspicious == []
     assert "&lt;script&gt;alert(2)&lt;/script&gt;" in page  # it is shown, as text
 
 
