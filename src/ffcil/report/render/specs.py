@@ -17,6 +17,7 @@ from ffcil.report.analyse.curves import (
     Floats,
     accuracy_range,
     bins,
+    bins_text,
     class_points,
     mean_by_size,
     mean_curve,
@@ -93,8 +94,8 @@ def memory_spec(run: RunRecord, classifier: str) -> Spec:
 
     Many steps are drawn as fewer: a column is then that of several consecutive steps, a row that of the last of them.
     """
-    table, parts = run.tables[classifier].merged(MOST_CELLS), bins(len(run.tables[classifier].sizes))
-    ends = [last for _, last in parts]
+    steps = len(run.tables[classifier].sizes)
+    table, ends = run.tables[classifier].merged(MOST_CELLS), [last for _, last in bins(steps)]
     heat = {
         "type": "heatmap",
         "x": ends,
@@ -107,15 +108,15 @@ def memory_spec(run: RunRecord, classifier: str) -> Spec:
         "hoverongaps": False,
     }
     heat |= {"xgap": 1, "ygap": 1} if len(ends) < MOST_CELLS else {}
-    hover = "after step %{y}, the classes of %{customdata}: %{z:.1f} %"
+    of = f"{bins_text(steps)} up to step" if steps > MOST_CELLS else "step"
+    hover = f"after step %{{y}}, the %{{customdata}} classes of {of} %{{x}}: %{{z:.1f}} %"
     plain = {"tickformat": "d", "nticks": 10, "showgrid": False, "zeroline": False} | _every_step(ends)
     across = _axis("classes of step", **plain)
     if "tickvals" in plain:
         across |= _axis("classes of step (number of classes below)", tickangle=0, tickfont={"size": 10})
         across["ticktext"] = [f"{t}<br>{n}" for t, n in enumerate(table.sizes, start=1)]
     down = _axis("after step", **plain, autorange="reversed")
-    names = [f"{_steps_text(*part)} (number of classes: {n})" for part, n in zip(parts, table.sizes, strict=True)]
-    return _figure([heat | _hover(hover, [names] * len(ends))], 320, across, down, margin={"t": 8})
+    return _figure([heat | _hover(hover, [list(table.sizes)] * len(ends))], 320, across, down, margin={"t": 8})
 
 
 def class_size_spec(runs: Sequence[RunRecord], classifier: str, paired: bool = False) -> Spec:
