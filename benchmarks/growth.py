@@ -6,7 +6,8 @@ python benchmarks/growth.py --only report-1000-steps
 
 Each case is a process of its own with at most 256 open files. Its peak is the largest resident memory of that process;
 its CPU seconds, unlike its seconds, do not depend on what else the machine does.
-With `--before`, every case is measured with the code of another checkout first.
+With `--before`, every case is measured with the code of another checkout first. Cases that are not measured keep what
+the file says of them.
 """
 
 from __future__ import annotations
@@ -170,13 +171,15 @@ def main() -> None:
         (options.folder / "used.json").write_text(json.dumps(used))
         return
     here = Path(__file__).resolve().parents[1]
-    measured = {}
+    known = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
+    measured = {when: known[when] for when in ("before", "after") if when in known}
     for when, checkout in (("before", options.before), ("after", here)):
         if checkout:
             with tempfile.TemporaryDirectory() as place:
                 cases = measure(checkout / "src", options.only or [*RUNS, *INVENTED], Path(place))
             commit = subprocess.check_output(["git", "-C", str(checkout), "rev-parse", "HEAD"], text=True).strip()
-            measured[when] = {"commit": commit, "cases": cases}
+            before = measured.get(when, {}).get("cases", {})
+            measured[when] = {"commit": commit, "cases": before | cases}
     if options.out:
         from result_file import write_result
 
