@@ -229,12 +229,11 @@ def test_a_run_is_not_resumed_with_a_changed_trace(tmp_path: Path, colours: Path
         Run(settings, tmp_path / "run", data=colours, device="cpu", threads=1).execute()
 
 
-@pytest.mark.parametrize("name", ["config.json", "data.json", "checkpoints"])
+@pytest.mark.parametrize("name", ["config.json", "data.json"])
 def test_a_damaged_folder_is_named(tmp_path: Path, colours: Path, name: str) -> None:
     with pytest.raises(KeyboardInterrupt):
         Run(config(), tmp_path, data=colours, device="cpu", threads=1, listener=Bomb(epochs=8)).execute()
     path = tmp_path / name
-    path = next(path.iterdir()) if path.is_dir() else path
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(InputError, match="is damaged"):
         Run(config(), tmp_path, data=colours, device="cpu", threads=1).execute()

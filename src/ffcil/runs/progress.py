@@ -20,6 +20,10 @@ class CompositeListener(Listener):
     def __init__(self, *listeners: Listener) -> None:
         self.listeners = listeners
 
+    def warned(self, sentence: str) -> None:
+        for listener in self.listeners:
+            listener.warned(sentence)
+
     def started(self, folder: str, steps: int, finished: int, epoch: int) -> None:
         for listener in self.listeners:
             listener.started(folder, steps, finished, epoch)
@@ -118,6 +122,9 @@ class ConsoleProgress(Listener):
         self.steps = self.epochs = self.step = 0
         self.note = ""
         self.last_line = self.last_note = time.monotonic()
+
+    def warned(self, sentence: str) -> None:
+        self._print(f"ffcil: {sentence}")
 
     def started(self, folder: str, steps: int, finished: int, epoch: int) -> None:
         self.steps = steps
