@@ -141,6 +141,12 @@ class Augmentation:
         # Brightness is a blend with black, truncated to an integer in 0 .. 255, as in Pillow and torchvision.
         return pixels.float().mul_(factor[:, None]).clamp_(0, 255).floor_()
 
+    @property
+    def preparation(self) -> str:
+        """Everything that `plain` depends on."""
+        crop = None if self.crop is None else (self.crop.size, self.crop.short_side, self.crop.bicubic)
+        return f"{self.mean} {self.std} {crop}"
+
     def plain(self, images: Images, rows: Tensor | None = None) -> Tensor:
         """Apply the test transform to the images `rows` of a store, or to all: normalised float32, [B, 3, H, W]."""
         if self.crop is not None:

@@ -101,7 +101,7 @@ class Pretrained(Learner):
             raise InputError(
                 f"features=stored is not supported by {self.title}, which tunes the network: set features=computed."
             )
-        prepared = self.settings.augmentation.without_randomness()
+        prepared = self.settings.augmentation.preparation
         content = f"{self._weights} {prepared} {self.engine.precision} {self.feature_kind}"
         return FeatureStore(hashlib.sha256(content.encode()).hexdigest()[:16], self.feature_dim)
 
