@@ -18,14 +18,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ffcil.calibration import expected_calibration_error
-from ffcil.classifier.history import Change
+from ffcil.classifier.history import Change, names_today
 from ffcil.classifier.steps import LearningFile, Step
-from ffcil.classifier.versions import KEPT, MODEL, Versions
+from ffcil.classifier.versions import MODEL, Retention, Versions, check_model
 from ffcil.config.earlier import renewed
 from ffcil.config.resolve import build_config, merge_overrides
 from ffcil.config.settings import RunConfig
 from ffcil.data.image_set import ImageSet
-from ffcil.data.own_images import DEFAULT_SIZE, own_augmentation
+from ffcil.data.own_images import DEFAULT_SIZE, TRAIN, own_augmentation
 from ffcil.data.pictures import Picture, frames, image_set_of, store_frames
 from ffcil.data.placement import place
 from ffcil.data.ragged import Images, RaggedImages
@@ -90,6 +90,8 @@ class Classifier:
         self.steps: list[Step] = []
         self.version = 0
         """Number of the version that was loaded or saved last; 0 if there is none."""
+        self.retention = Retention()
+        """Versions that `save` keeps."""
         self._changes: list[Change] = []
         """The history; changes that are not saved yet have version 0."""
         self._identity = ""
@@ -171,10 +173,13 @@ class Classifier:
         """Remove classes, if the method can. The classifier is then as if it had never seen them."""
         gone = tuple(dict.fromkeys(names))
         positions = [self._position(name) for name in gone]
+        known = self.learner.known_features()
+        counts = [] if known is None else known[1].bincount(minlength=len(self.class_names)).tolist()
         self.learner.forget(positions)
         self.steps = [step.without(gone) for step in self.steps]
         self._kept = replace(self._kept, class_names=self.class_names)
-        self._changed("forget", gone=gone)
+        images = {name: -counts[k] for name, k in zip(gone, positions, strict=True)} if counts else {}
+        self._changed("forget", images, gone=gone)
 
     def rename(self, old: str, new: str) -> None:
         """Give a class another name."""
@@ -194,9 +199,7 @@ class Classifier:
         try:
             found = self.learner.remove(right.to(self.engine.device))
             if not found.all():
-                raise InputError(
-                    f"{int((~found).sum())} of {len(found)} images were never learned: leave them out, or learn them."
-                )
+                raise _never_learned(images, found)
             notes = self.learn(right, listener=listener)
         except BaseException:
             self.steps, self._changes = steps, changes
@@ -207,26 +210,38 @@ class Classifier:
 
     def history(self) -> list[dict[str, Any]]:
         """The changes in order: what came or went when, and the accuracy on left-out images then and now."""
+        today = names_today(self._changes)
+        return [
+            {**change.state(), "accuracy_now": self._left_out_accuracy(names)}
+            for change, names in zip(self._changes, today, strict=True)
+        ]
+
+    def kept(self) -> dict[str, dict[str, float]]:
+        """What is kept of the learned images: number and megabytes of `exemplars`, and of `features` of images."""
+        images = self._kept.images
+        pixels = images if isinstance(images, Tensor) else images.pixels
+        known = self.learner.known_features()
+        return {
+            "exemplars": {"images": len(self._kept), "megabytes": pixels.nbytes / 1e6},
+            "features": {"images": len(known[0]) if known else 0, "megabytes": known[0].nbytes / 1e6 if known else 0},
+        }
+
+    def _left_out_accuracy(self, names: Iterable[str]) -> float | None:
+        """Accuracy in percent on left-out images of those of the classes that are known; None if it is not known."""
         counts = self.learner.left_out_counts() if self.class_names else None
-
-        def now(names: Iterable[str]) -> float | None:
-            """Present accuracy of those classes that are still known, in percent."""
-            rows = [self.class_names.index(name) for name in names if name in self.class_names]
-            if counts is None or not rows or not counts[1][rows].any():
-                return None
-            return 100 * float(counts[0][rows].sum() / counts[1][rows].sum())
-
-        return [{**change.state(), "accuracy_now": now(change.new)} for change in self._changes]
+        rows = [self.class_names.index(name) for name in names if name in self.class_names]
+        if counts is None or not rows or not counts[1][rows].any():
+            return None
+        return 100 * float(counts[0][rows].sum() / counts[1][rows].sum())
 
     def _changed(
         self, kind: str, images: Mapping[str, int] | None = None, new: tuple[str, ...] = (), gone: tuple[str, ...] = ()
     ) -> None:
         """Note a change in the history."""
         self._identity, self._saved = uuid.uuid4().hex, False
-        counts = self.learner.left_out_counts()
-        measured = counts is not None and bool(counts[1].any())
-        accuracy = 100 * float(counts[0].sum() / counts[1].sum()) if counts is not None and measured else None
-        self._changes.append(Change(0, kind, images or {}, new, gone, accuracy))
+        change = Change(0, kind, images or {}, new, gone)
+        accuracy, of_new = map(self._left_out_accuracy, (self.class_names, change.learned))
+        self._changes.append(replace(change, accuracy=accuracy, new_accuracy=of_new))
 
     def _position(self, name: str) -> int:
         if name not in self.class_names:
@@ -382,20 +397,25 @@ class Classifier:
 
     # --- keeping --------------------------------------------------------------------------------------------------
 
-    def save(self, folder: str | Path, versions: int = KEPT, days: float | None = None) -> None:
+    def save(self, folder: str | Path, versions: int | None = None, days: float | None = None) -> None:
         """Save everything but the pre-trained network as a new version in a folder, and switch to it at one moment.
 
         Args:
-            versions: Number of versions that are kept.
-            days: Age at which versions are removed, too; the current one always stays.
+            versions: Number of versions that are kept, now and from now on.
+            days: Age at which versions are removed, too, now and from now on; the current one always stays.
         """
+        self.retention = self.retention.changed(versions, days)
         folder = Path(folder).resolve()
         if (folder / MODEL).is_file() and folder != self._home:
             raise InputError(f"There is another classifier in {folder}: choose another folder, or remove it first.")
-        if self._saved and folder == self._home and (folder / MODEL).is_file():
-            return
         folder.mkdir(parents=True, exist_ok=True)
         files = Versions(folder)
+        if not (self._saved and folder == self._home and files.current.is_file()):
+            self._write(files)
+            (folder / LEARNING).unlink(missing_ok=True)
+        files.prune(self.version, self.retention.versions, self.retention.days)
+
+    def _write(self, files: Versions) -> None:
         number = files.next_number()
         changes = [change if change.version else replace(change, version=number) for change in self._changes]
         images = self._kept.images
@@ -405,21 +425,19 @@ class Classifier:
             "steps": [asdict(step) for step in self.steps],
             "version": number,
             "changes": [change.state() for change in changes],
+            "retention": asdict(self.retention),
             "identity": self._identity,
             "learner": self.learner.state(),
             "kept": {**kept, "labels": self._kept.labels},
         }
         files.write(state, number)
-        files.prune(number, versions, days)
-        self._home, self._saved, self.version, self._changes = folder, True, number, changes
-        (folder / LEARNING).unlink(missing_ok=True)
+        self._home, self._saved, self.version, self._changes = files.folder, True, number, changes
 
     @classmethod
     def load(cls, folder: str | Path, device: str | None = None, changes: Mapping[str, Any] | None = None) -> Self:
         """Load what `save` wrote, with nested `changes` to the fields of its configuration that are in `CHANGEABLE`."""
         folder = Path(folder)
-        if not (folder / MODEL).is_file():
-            raise InputError(f"There is no classifier in {folder}: make one with `ffcil learn {folder} IMAGES`.")
+        check_model(folder)
         state = Versions(folder).read()
         config = renewed(state["config"])
         if config["method"] not in METHODS:
@@ -441,7 +459,9 @@ class Classifier:
             Step(tuple(step["names"]), step["digest"], tuple(step.get("again", ()))) for step in state["steps"]
         ]
         classifier._changes = [Change.restored(change) for change in state.get("changes", [])]
-        classifier.version, classifier._saved = state.get("version", 0), not differing
+        # a model of a release without versions is its own first one
+        classifier.version, classifier._saved = state.get("version", 1), not differing
+        classifier.retention = Retention(**state.get("retention", {}))
         kept = state["kept"]
         images = kept["images"] if "images" in kept else RaggedImages.packed(kept["pixels"], kept["sizes"])
         classifier._kept = ImageSet(images, kept["labels"], classifier.class_names)
@@ -465,6 +485,16 @@ def _absolute(config: RunConfig) -> RunConfig:
     if not config.weights or not Path(config.weights).is_file():
         return config
     return config.model_copy(update={"weights": str(Path(config.weights).resolve())})
+
+
+def _never_learned(images: Labelled, found: Tensor) -> InputError:
+    """The error for images to correct that were never learned, with the name of the first one if it is a file."""
+    missing = (~found).nonzero().flatten().tolist()
+    rest = "leave them out, or learn them"
+    if not isinstance(images, str | Path):
+        return InputError(f"{len(missing)} of {len(found)} images were never learned: {rest}.")
+    name = list_own(Path(images).expanduser()).undivided().names_of(TRAIN)[missing[0]]
+    return InputError(f"{len(missing)} of {len(found)} images were never learned, such as {name}: {rest}.")
 
 
 def _untested(step: int, before: int, now: int, train: ImageSet, rows: Tensor) -> Increment:

@@ -25,9 +25,15 @@ def teach(
     changes: Mapping[str, Any] | None = None,
     device: str | None = None,
     listener: Listener | None = None,
+    versions: int | None = None,
+    days: float | None = None,
 ) -> tuple[Classifier, list[Notes | None]]:
     """Load the classifier in `folder`, with `changes` to its configuration, or create it from `config`; then let it
     learn step by step, and save it after each step.
+
+    Args:
+        versions: Number of versions that are kept, now and from now on.
+        days: Age at which versions are removed, too, now and from now on.
 
     Returns:
         The classifier, and the notes of `learn` for each step, None for a step that was learned before.
@@ -49,8 +55,10 @@ def teach(
                 notes.append(None)
                 continue
             notes.append(classifier.learn(new, folder, listener, stop))
-            classifier.save(folder)
+            classifier.save(folder, versions, days)
             stop.raise_if_requested()
+        if classifier.version and (versions, days) != (None, None):  # also if there was nothing to learn
+            classifier.save(folder, versions, days)
     return classifier, notes
 
 

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ffcil.commands.options import AsJson, Assignments, Device, Imports, Texts, import_methods
+from ffcil.commands.options import AsJson, Assignments, Device, Imports, Model, Texts, import_methods
 from ffcil.commands.output import print_json, print_table, stoppable
 from ffcil.errors import InputError
 
 if TYPE_CHECKING:
     from ffcil.classifier.classifier import Classifier
 
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the classifier.")]
 WORST = 5
 """Number of classes that `ffcil test` names, those with the lowest accuracy."""
 
@@ -25,17 +24,23 @@ def learn(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the classifier; created if it is new.")],
     images: Annotated[
         list[Path],
-        typer.Argument(metavar="IMAGES...", help="New classes: a folder with one folder per class, .parquet or .csv."),
+        typer.Argument(metavar="IMAGES...", help="Labelled images: a folder of class folders, .parquet or .csv."),
     ],
     recipe: Annotated[str | None, typer.Option(help="Recipe of a new classifier (default: own-images).")] = None,
+    versions: Annotated[
+        int | None, typer.Option(help="Number of latest versions to keep, also later (default: 5).", min=1)
+    ] = None,
+    days: Annotated[
+        float | None, typer.Option(help="Also remove versions that are older than this, also later.", min=0)
+    ] = None,
     assignments: Assignments = None,
     device: Device = None,
     imports: Imports = None,
     as_json: AsJson = False,
 ) -> None:
-    """Teach a classifier any number of new classes. The same command resumes an interrupted one.
+    """Teach a classifier new classes and, if its method can, more images of known ones.
 
-    Several IMAGES are learned one after another.
+    The same command resumes an interrupted one. Several IMAGES are learned one after another.
     After the first call, --set can only change weights, memory, train, evaluate_batch and checkpoint_seconds.
     """
     from rich.console import Console
@@ -51,16 +56,18 @@ def learn(
     config = resolve(recipe or "own-images", changes) if new else None
     progress = ConsoleProgress(Console(stderr=True))
     with stoppable(), progress.bars:
-        classifier, notes = teach(model, images, config, changes, device, progress)
+        classifier, notes = teach(model, images, config, changes, device, progress, versions, days)
     steps = iter(classifier.steps[len(classifier.steps) - sum(note is not None for note in notes) :])
     if as_json:
-        print_json([{"classes": list(next(steps).names), **note} for note in notes if note is not None])
+        learned = [(next(steps), note) for note in notes if note is not None]
+        print_json([{"classes": list(step.names), "again": list(step.again), **note} for step, note in learned])
         return
     for place, note in zip(images, notes, strict=True):
         if note is None:
             print(f"{place} was learned before")
         else:
-            names, seconds = ", ".join(next(steps).names), sum(note["seconds"].values())
+            step, seconds = next(steps), sum(note["seconds"].values())
+            names = ", ".join([*step.names, *(f"{name} (again)" for name in step.again)])
             print(f"{place}: learned {names} from {note['new_images']:,} images in {seconds:.1f} s")
     print(f"{model} knows {len(classifier.class_names)} class(es) from {len(classifier.steps)} step(s)")
 

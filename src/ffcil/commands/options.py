@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the classifier.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON on standard output.")]
 Data = Annotated[Path | None, typer.Option(help="File or folder of the data set (default: $FFCIL_DATA or the cache).")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda if available).")]

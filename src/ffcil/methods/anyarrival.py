@@ -72,6 +72,8 @@ class AnyArrival(Pretrained):
         self.calibration = Calibration()
         self.shrinkage = 1.0
         self._novelty: RelativeMahalanobis | None = None
+        self._known_novelty: Tensor | None = None
+        """Of images of known classes."""
         deep = self.network.deep_dim(self._blocks)
         projection = _directions(deep, width, settings.seed) if deep > width else None
         self.register_buffer("projection", projection if projection is None else projection.to(device), False)
@@ -122,7 +124,7 @@ class AnyArrival(Pretrained):
     @torch.no_grad()
     def _solve(self) -> None:
         """Compute the head from the sums, and choose what the sums do not determine."""
-        self._novelty = None
+        self._novelty = self._known_novelty = None
         self.right, self.asked = torch.zeros_like(self.sums.counts), torch.zeros_like(self.sums.counts)
         if not self.sums.counts.any():  # all images have been removed
             self.weight, self.bias = torch.zeros_like(self.weight), torch.zeros_like(self.bias)
@@ -167,10 +169,19 @@ class AnyArrival(Pretrained):
         features = self.all_features(images)
         return self.score_features(features), self._novelty_model()(features)
 
+    @property
+    def tells_unknown(self) -> bool:
+        return self.config.keep == "features"
+
     def novelty_limit(self, false_alarms: float) -> float:
         self._check_kept("tell unknown images")
-        rows = torch.ones(len(self.kept), dtype=torch.bool, device=self.bias.device)
-        return threshold_at(self._novelty_model().leave_one_out(*self.kept.sample(rows, MOST)), false_alarms)
+        if self._known_novelty is None:
+            rows = torch.ones(len(self.kept), dtype=torch.bool, device=self.bias.device)
+            self._known_novelty = self._novelty_model().leave_one_out(*self.kept.sample(rows, MOST))
+        return threshold_at(self._known_novelty, false_alarms)
+
+    def known_features(self) -> tuple[Tensor, Tensor] | None:
+        return (self.kept.features, self.kept.targets) if self.config.keep == "features" else None
 
     def _novelty_model(self) -> RelativeMahalanobis:
         """Computed when it is asked for, because learning does not need it."""
@@ -219,7 +230,7 @@ class AnyArrival(Pretrained):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
-        self._novelty = None
+        self._novelty = self._known_novelty = None
         self.kept.restore(state["kept_features"])
         self.shrinkage = state["chosen"]["shrinkage"]
         self.calibration = Calibration(**state["chosen"]["calibration"])

@@ -150,6 +150,11 @@ class Learner(nn.Module, ABC):
         the method cannot say."""
         return self.logits(images)[self.scored], None
 
+    @property
+    def tells_unknown(self) -> bool:
+        """Whether `open_scores` has novelties, and `novelty_limit` a limit on them."""
+        return False
+
     def novelty_limit(self, false_alarms: float) -> float:
         """The novelty that this share of images of known classes exceeds."""
         raise self._cannot("tell unknown images")
@@ -157,6 +162,10 @@ class Learner(nn.Module, ABC):
     def left_out_counts(self) -> tuple[Tensor, Tensor] | None:
         """Number of right answers and of all answers for each class, [classes] each, if training images are left out
         one at a time; None if the method cannot say."""
+        return None
+
+    def known_features(self) -> tuple[Tensor, Tensor] | None:
+        """Features [N, D] and classes [N] of the training images whose features are kept; None if none are."""
         return None
 
     def _cannot(self, task: str) -> InputError:
