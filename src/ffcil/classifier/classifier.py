@@ -7,11 +7,11 @@ is bit-equal (on a CPU) to the learner of a `Run` over the same classes in the s
 import itertools
 import math
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,13 +20,14 @@ from torch.utils.data import Dataset
 from ffcil.calibration import expected_calibration_error
 from ffcil.classifier.history import Change, names_today
 from ffcil.classifier.steps import LearningFile, Step
+from ffcil.classifier.unknown import measure_detection
 from ffcil.classifier.versions import MODEL, Retention, Versions, check_model
 from ffcil.config.earlier import renewed
 from ffcil.config.resolve import build_config, merge_overrides
 from ffcil.config.settings import RunConfig
 from ffcil.data.image_set import ImageSet
 from ffcil.data.own_images import DEFAULT_SIZE, TRAIN, own_augmentation
-from ffcil.data.pictures import Picture, frames, image_set_of, store_frames
+from ffcil.data.pictures import Frame, Picture, frames, image_set_of, store_frames
 from ffcil.data.placement import place
 from ffcil.data.ragged import Images, RaggedImages
 from ffcil.data.sources import list_own
@@ -46,6 +47,7 @@ from ffcil.training.progress import Listener
 
 Labelled = str | Path | ImageSet | Dataset[Any]
 """A folder of class folders, a Parquet or CSV file, an `ImageSet`, or any map-style data set of (image, label)."""
+Value = TypeVar("Value")
 LEARNING = "learning.safetensors"
 FALSE_ALARMS = 0.05
 """Default share of images of known classes that may be called unknown."""
@@ -75,6 +77,20 @@ class Answer:
     """How unlike everything learned the image is; None if the method cannot say."""
     unknown: bool
     """Whether the novelty is above the limit for the chosen rate of false alarms."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a classifier computes for images."""
+
+    read: tuple[int, ...]
+    """Positions of the images that could be read. All others are left out below."""
+    scores: Tensor
+    """Scores of the classes, [N, C]."""
+    novelty: Tensor
+    """How unlike everything learned each image is, [N]."""
+    features: Tensor
+    """Features that are close if images are alike, [N, D]."""
 
 
 class Classifier:
@@ -339,8 +355,7 @@ class Classifier:
             raise InputError(f"top is {top}: it must be at least 1.")
         limit = math.inf if false_alarms is None else self.learner.novelty_limit(false_alarms)
         answers: list[Answer | None] = []
-        for batch in frames(images, self.size, self.config.evaluate_batch, skip_bad):
-            store = store_frames([frame for frame in batch if isinstance(frame, Tensor)], self.size)
+        for batch, store in self._stores(images, skip_bad):
             scores, novelty = self._open_scores(store)
             best = scores.softmax(dim=1).topk(min(top, len(names)), dim=1)
             strange = [None] * len(scores) if novelty is None else novelty.tolist()
@@ -355,22 +370,58 @@ class Classifier:
             answers += [next(found) if isinstance(frame, Tensor) else None for frame in batch]
         return answers
 
-    def test(self, images: Labelled) -> dict[str, Any]:
-        """Accuracy in percent on labelled images of known classes: overall, by step, and by class. If the images have
-        a split, the test images are used."""
-        labelled = self._read(images)[1]
-        names = self.class_names
-        position = {name: k for k, name in enumerate(names)}
+    @property
+    def usual_false_alarms(self) -> float | None:
+        """The default share of false alarms; None if the method cannot tell unknown images."""
+        return FALSE_ALARMS if self.learner.tells_unknown else None
+
+    def describe(self, images: Iterable[Picture], skip_bad: bool = False) -> Description:
+        """Scores, novelty and features of images, if the method can compare images."""
+        parts: list[tuple[Tensor, ...]] = []
+        read: list[int] = []
+        number = 0
+        for batch, store in self._stores(images, skip_bad):
+            read += [number + k for k, frame in enumerate(batch) if isinstance(frame, Tensor)]
+            number += len(batch)
+            parts += self._over(store, self.learner.describe)
+        if not parts:
+            raise InputError("There is no image that can be read: give some.")
+        scores, novelty, features = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
+        return Description(tuple(read), scores, novelty, features)
+
+    def unlearned_scores(self, images: Labelled) -> tuple[Tensor, Tensor]:
+        """Scores [N, classes] of labelled images, as if they had not been learned if the method can do that, and their
+        labels [N]. If they have a split, the training images are used."""
+        labelled, labels = self._known(self.read(images))
+        with self.engine.settled(), evaluating(self.learner):
+            return self.learner.unlearned_scores(labelled.to(self.engine.device)).cpu(), labels
+
+    def _known(self, labelled: ImageSet) -> tuple[ImageSet, Tensor]:
+        """Images of known classes, with their classes as positions in `class_names` [N]."""
+        position = {name: k for k, name in enumerate(self.class_names)}
         if strangers := [name for name in labelled.class_names if name not in position]:
             raise InputError(f"Class {strangers[0]!r} is not known: teach it to the classifier, or leave it out.")
+        return labelled, torch.tensor([position[name] for name in labelled.class_names])[labelled.labels.cpu()]
+
+    def test(
+        self, images: Labelled, unknown: Iterable[Picture] | None = None, false_alarms: float = FALSE_ALARMS
+    ) -> dict[str, Any]:
+        """Measure the classifier on labelled images of known classes: accuracy overall, by step and by class, and the
+        expected calibration error, all in percent. If the images have a split, the test images are used.
+
+        Args:
+            unknown: Images of no known class. With them, `unknown` says how well they are told from the others.
+            false_alarms: Share of images of known classes that may be called unknown.
+        """
+        labelled, true = self._known(self._read(images)[1])
         if not len(labelled):
             raise InputError("There are no images to test on: add some.")
-        true = torch.tensor([position[name] for name in labelled.class_names])[labelled.labels.cpu()]
-        scores = self._scores(labelled.images)
+        names = self.class_names
+        scores, novelty = self._open_scores(labelled.images)
         table = Confusion.count(true.numpy(), scores.argmax(dim=1).numpy(), len(names))
         ends = itertools.accumulate(len(step.names) for step in self.steps)
-        by_class = {name: table.accuracy(slice(k, k + 1)) for name, k in position.items()}
-        return {
+        by_class = {name: table.accuracy(slice(k, k + 1)) for k, name in enumerate(names)}
+        measured: dict[str, Any] = {
             "images": len(labelled),
             "accuracy": table.accuracy(),
             "calibration_error": 100 * expected_calibration_error(scores.softmax(dim=1), true),
@@ -379,6 +430,18 @@ class Classifier:
             ],
             "by_class": {name: accuracy for name, accuracy in by_class.items() if accuracy is not None},
         }
+        if unknown is not None:
+            limit = self.learner.novelty_limit(false_alarms)
+            others = self.describe(unknown)
+            assert novelty is not None, "a method that has a limit has novelties"
+            detection = measure_detection((scores, novelty), (others.scores, others.novelty), limit)
+            measured["unknown"] = asdict(detection)
+        return measured
+
+    def _stores(self, images: Iterable[Picture], skip_bad: bool) -> Iterator[tuple[list[Frame], Images]]:
+        """Batches of images, and a store of those of each batch that can be read."""
+        for batch in frames(images, self.size, self.config.evaluate_batch, skip_bad):
+            yield batch, store_frames([frame for frame in batch if isinstance(frame, Tensor)], self.size)
 
     def _scores(self, store: Images) -> Tensor:
         """Scores of the images of a store by the scored classifier, [N, classes] on the CPU."""
@@ -386,14 +449,17 @@ class Classifier:
 
     def _open_scores(self, store: Images) -> tuple[Tensor, Tensor | None]:
         """These scores, and the novelty of the images [N] if the method knows it."""
-        learner, device = self.learner, self.engine.device
-        images = place(store, device) if isinstance(store, Tensor) else store.to(device)
-        with self.engine.settled(), evaluating(learner):
-            rows = torch.arange(len(store))
-            batches = list(learner.over(images, rows, learner.open_scores))
+        batches = self._over(store, self.learner.open_scores)
         scores = torch.cat([torch.empty(0, len(self.class_names)), *(scores.cpu() for scores, _ in batches)])
         novelty = [value.cpu() for _, value in batches if value is not None]
         return scores, torch.cat(novelty) if novelty else None
+
+    def _over(self, store: Images, compute: Callable[[Tensor], Value]) -> list[Value]:
+        """Apply `compute` to the images of a store, batch by batch."""
+        learner, device = self.learner, self.engine.device
+        images = place(store, device) if isinstance(store, Tensor) else store.to(device)
+        with self.engine.settled(), evaluating(learner):
+            return list(learner.over(images, torch.arange(len(store)), compute))
 
     # --- keeping --------------------------------------------------------------------------------------------------
 

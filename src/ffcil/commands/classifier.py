@@ -1,6 +1,6 @@
 """`ffcil learn`, `ffcil predict` and `ffcil test`: a classifier of your own images."""
 
-import csv
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,13 +9,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ffcil.commands.options import AsJson, Assignments, Device, Imports, Model, Texts, import_methods
-from ffcil.commands.output import print_json, print_table, stoppable
+from ffcil.commands.options import (
+    AsJson,
+    Assignments,
+    Device,
+    FalseAlarms,
+    Imports,
+    Model,
+    Texts,
+    import_methods,
+    parse_share,
+)
+from ffcil.commands.output import check_place, print_json, print_table, stoppable, write_csv
 from ffcil.errors import InputError
 
 if TYPE_CHECKING:
     from ffcil.classifier.classifier import Classifier
 
+COLUMNS = ("image", "rank", "class", "score", "unknown")
+"""Columns of the CSV file of `ffcil predict`."""
 WORST = 5
 """Number of classes that `ffcil test` names, those with the lowest accuracy."""
 
@@ -76,53 +88,75 @@ def predict(
     model: Model,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Image files, or folders of them.")],
     top: Annotated[int, typer.Option(help="Number of classes per image, most likely first.", min=1)] = 1,
-    out: Annotated[Path | None, typer.Option(help="CSV file with the columns image, rank, class and score.")] = None,
+    false_alarms: FalseAlarms = None,
+    out: Annotated[Path | None, typer.Option(help=f"CSV file with the columns {', '.join(COLUMNS)}.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Name and skip images that cannot be read.")] = False,
     assignments: Assignments = None,
     device: Device = None,
     imports: Imports = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict the class of each image among all learned classes."""
+    """Predict the class of each image among all learned classes, and say which images are of none of them.
+
+    Example: ffcil predict model photos/ --top 3 --false-alarms 1%
+    """
     from ffcil.data.layouts import image_files
     from ffcil.data.own_images import readable
 
     files = image_files(images)
-    if out and not out.absolute().parent.is_dir():  # Checked before the work, not after it.
-        raise InputError(f"There is no folder {out.absolute().parent} for {out.name}: create it, or choose another.")
-    with _loaded(model, assignments, device, imports) as classifier:
-        guesses = classifier.predict(files, top, skip_bad)
+    check_place(out)
+    asked = None if false_alarms is None else parse_share(false_alarms, "--false-alarms")
+    with loaded(model, assignments, device, imports) as classifier:
+        rate = usable_false_alarms(classifier, asked)
+        answers = classifier.answer(files, top, rate, skip_bad)
     rows = []
-    for image, ranked in zip(map(readable, files), guesses, strict=True):
-        if not ranked:
+    for image, answer in zip(map(readable, files), answers, strict=True):
+        if answer is None:
             print(f"ffcil: {image} cannot be read and is skipped.", file=sys.stderr)
-        for rank, guess in enumerate(ranked, 1):
-            rows.append({"image": image, "rank": rank, "class": guess.name, "score": guess.score})
+            continue
+        told = None if rate is None else answer.unknown
+        for rank, guess in enumerate(answer.guesses, 1):
+            row = {"image": image, "rank": rank, "class": guess.name, "score": guess.score, "unknown": told}
+            rows.append({**row, "novelty": answer.novelty})
     if out:
-        with out.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, ["image", "rank", "class", "score"])
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(out, COLUMNS, [{name: row[name] for name in COLUMNS} for row in rows])
     if as_json:
         print_json(rows)
     elif out is None:
         for row in rows:
-            print(f"{row['image']}\t{row['class']}\t{row['score']:.3f}")
+            print(f"{row['image']}\t{row['class']}\t{row['score']:.3f}" + ("\tunknown" if row["unknown"] else ""))
 
 
 def measure(
     model: Model,
     images: Annotated[Path, typer.Argument(metavar="IMAGES", help="Labelled images, in a form that `learn` reads.")],
+    unknown: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Images of no known class: measure how many are found.")
+    ] = None,
+    false_alarms: FalseAlarms = None,
     assignments: Assignments = None,
     device: Device = None,
     imports: Imports = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the accuracy of a classifier on labelled images: overall, and by the step that introduced a class."""
+    """Measure the accuracy of a classifier on labelled images: overall, and by the step that introduced a class.
+
+    The expected calibration error says by how much scores and accuracy differ.
+
+    Example: ffcil test model labelled/ --unknown others/
+    """
     from rich.table import Table
 
-    with _loaded(model, assignments, device, imports) as classifier:
-        tested = classifier.test(images)
+    from ffcil.classifier.classifier import FALSE_ALARMS
+    from ffcil.data.layouts import image_files
+
+    asked = None if false_alarms is None else parse_share(false_alarms, "--false-alarms")
+    if asked is not None and unknown is None:
+        raise InputError("--false-alarms is for unknown images: add --unknown FOLDER, or leave it out.")
+    others = None if unknown is None else image_files([unknown])
+    with loaded(model, assignments, device, imports) as classifier:
+        rate = None if others is None else usable_false_alarms(classifier, asked)
+        tested = classifier.test(images, others, rate or FALSE_ALARMS)
     if as_json:
         print_json(tested)
         return
@@ -132,10 +166,26 @@ def measure(
     print_table(table)
     worst = sorted(tested["by_class"].items(), key=lambda item: item[1])[:WORST]
     print("lowest: " + ", ".join(f"{name} {accuracy:.1f}" for name, accuracy in worst))
+    print(f"expected calibration error: {tested['calibration_error']:.1f} %")
+    if detection := tested.get("unknown"):
+        print(
+            f"unknown: {detection['found']:.1f} % of {detection['images']:,} images found with "
+            f"{detection['false_alarms']:.1f} % false alarms, AUROC {detection['auroc']:.1f}; by the highest score: "
+            f"{detection['softmax_found']:.1f} % found, AUROC {detection['softmax_auroc']:.1f}"
+        )
+
+
+def usable_false_alarms(classifier: "Classifier", asked: float | None) -> float | None:
+    """The rate of false alarms that was asked for, or the default one. A rate that needs more images is reported."""
+    rate = classifier.usual_false_alarms if asked is None else asked
+    if rate is not None and math.isinf(classifier.learner.novelty_limit(rate)):
+        needed = math.ceil(1 / rate) - 1
+        print(f"ffcil: no image is called unknown: at {rate:.2%} it takes {needed:,} learned images.", file=sys.stderr)
+    return rate
 
 
 @contextmanager
-def _loaded(model: Path, assignments: Texts, device: str | None, imports: Texts) -> Iterator["Classifier"]:
+def loaded(model: Path, assignments: Texts, device: str | None, imports: Texts) -> Iterator["Classifier"]:
     """A classifier for as long as it is used: an interrupt, or a lack of memory, ends the command with a sentence."""
     from ffcil.classifier.classifier import Classifier
     from ffcil.config.resolve import parse_assignments

@@ -130,11 +130,11 @@ def _table(changes: list[dict[str, Any]], current: int) -> Any:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(caption="all, then: % right of left-out images of all classes, of its new classes; now: today")
+    table = Table(caption="% right of left-out images: all classes then; new classes then and now")
     for title in ("version", "time (UTC)"):
         table.add_column(title, no_wrap=True)
-    table.add_column("change", min_width=20)
-    for title in ("images", "all", "then", "now"):
+    table.add_column("change", min_width=16)
+    for title in ("images", "all", "new", "now"):
         table.add_column(title, justify="right")
     for change in changes:
         accuracies = (change[key] for key in ("accuracy", "new_accuracy", "accuracy_now"))

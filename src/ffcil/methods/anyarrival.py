@@ -107,7 +107,11 @@ class AnyArrival(Pretrained):
         self.right, self.asked = (torch.cat([known, known.new_zeros(new)]) for known in (self.right, self.asked))
 
     def classify(self, features: Tensor) -> Tensor:
-        probabilities = self.calibration(linear(features, self.weight, self.bias))
+        return self.calibrated(linear(features, self.weight, self.bias))
+
+    def calibrated(self, scores: Tensor) -> Tensor:
+        """Log-probabilities from uncalibrated scores: [N, C] -> [N, C]"""
+        probabilities = self.calibration(scores)
         return probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()
 
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
@@ -166,8 +170,22 @@ class AnyArrival(Pretrained):
         return (self.right, self.asked) if self.config.keep == "features" else None
 
     def open_scores(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self.describe(images)[:2]
+
+    def describe(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         features = self.all_features(images)
-        return self.score_features(features), self._novelty_model()(features)
+        return self.score_features(features), self._novelty_model()(features), features
+
+    def unlearned_scores(self, images: ImageSet) -> Tensor:
+        scores = super().unlearned_scores(images)
+        row, kept = self.kept.find(images.digests(torch.arange(len(images), device=images.labels.device)))
+        discriminant = Discriminant.of(self.sums)
+        can = discriminant.can_be_left_out(self.kept.targets[kept])
+        row, kept = row[can], kept[can]
+        for some, of in zip(row.split(FEWEST), kept.split(FEWEST), strict=True):
+            left_out = discriminant.left_out_scores(self.kept.features[of], self.kept.targets[of], self.shrinkage)
+            scores[some] = self.calibrated(left_out).to(scores)
+        return scores
 
     @property
     def tells_unknown(self) -> bool:

@@ -150,6 +150,15 @@ class Learner(nn.Module, ABC):
         the method cannot say."""
         return self.logits(images)[self.scored], None
 
+    def describe(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What `open_scores` gives, and features of the images that are close if the images are alike, [B, D]."""
+        raise self._cannot("compare images")
+
+    def unlearned_scores(self, images: ImageSet) -> Tensor:
+        """Scores of images [N, classes]; if the method can, as if none of them had been learned."""
+        rows = torch.arange(len(images))
+        return torch.cat([scores for scores, _ in self.over(images.images, rows, self.open_scores)])
+
     @property
     def tells_unknown(self) -> bool:
         """Whether `open_scores` has novelties, and `novelty_limit` a limit on them."""

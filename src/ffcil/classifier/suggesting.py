@@ -1,0 +1,163 @@
+"""`suggest` and `doubt_labels`: images to label next, unknown images that look alike, and labels that look wrong."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from scipy.cluster.hierarchy import fcluster, linkage
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from ffcil.classifier.classifier import Classifier, Guess
+from ffcil.data.own_images import TRAIN
+from ffcil.data.sources import list_own
+from ffcil.errors import InputError
+
+SMALLEST_GROUP = 3
+"""Fewest unknown images that are proposed as a new class."""
+COMPARED = 2_000
+"""Most images whose distances to each other are computed: of known images, and of unknown ones, the most novel."""
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """What is suggested for an image without a label."""
+
+    image: int
+    """Position in the list of images."""
+    order: int | None
+    """1 for the image to label first, and so on; None: it can wait."""
+    group: int | None
+    """Number of the group of similar unknown images that it is in, from 1 for the largest."""
+    unknown: bool
+    guess: Guess
+    """Its most likely class."""
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A label that looks wrong."""
+
+    image: str
+    label: Guess
+    """The label, with its score."""
+    instead: Guess
+    """The most likely class."""
+
+
+def suggest(
+    classifier: Classifier,
+    images: Sequence[Path],
+    count: int = 10,
+    false_alarms: float | None = None,
+    skip_bad: bool = False,
+) -> list[Suggestion]:
+    """Choose `count` images to label next, and groups of unknown images. The other images are not in the list.
+
+    Images to label are uncertain (the two best classes have similar scores, or the image is unknown), and they differ
+    from each other. Unknown images are grouped if they are closer to each other than images of two known classes are.
+    """
+    seen = classifier.describe(images, skip_bad)
+    probabilities = seen.scores.softmax(dim=1)
+    best = probabilities.topk(min(2, probabilities.shape[1]), dim=1)
+    margin = best.values[:, 0] - best.values[:, 1] if best.values.shape[1] > 1 else torch.zeros(len(seen.scores))
+    limit = torch.inf if false_alarms is None else classifier.learner.novelty_limit(false_alarms)
+    unknown = seen.novelty > limit
+    known = classifier.learner.known_features()
+    centre = seen.features.mean(dim=0) if known is None else known[0].float().mean(dim=0).cpu()
+    directions = normalize(seen.features.float() - centre)
+    order = {
+        row: place for place, row in enumerate(spread(torch.where(unknown, 1.0, 1 - margin), directions, count), 1)
+    }
+    groups: dict[int, int] = {}
+    if known is not None and unknown.any():
+        novel = unknown.nonzero().flatten()
+        novel = novel[seen.novelty[novel].argsort(descending=True)[:COMPARED]]
+        far = distance_between_classes(normalize(known[0].float().cpu() - centre), known[1].cpu())
+        groups = {int(novel[k]): number for number, rows in enumerate(alike(directions[novel], far), 1) for k in rows}
+    return [
+        Suggestion(
+            seen.read[row],
+            order.get(row),
+            groups.get(row),
+            bool(unknown[row]),
+            Guess(classifier.class_names[int(best.indices[row, 0])], float(best.values[row, 0])),
+        )
+        for row in sorted(
+            {*order, *groups}, key=lambda row: (order.get(row, len(unknown) + 1), groups.get(row, 0), row)
+        )
+    ]
+
+
+def spread(uncertainty: Tensor, directions: Tensor, count: int) -> list[int]:
+    """Rows of images that are uncertain and far from each other: the next one has the largest product of its
+    uncertainty [N] and its cosine distance to the nearest one that is chosen, by unit vectors [N, D]."""
+    chosen: list[int] = []
+    nearest = torch.ones(len(uncertainty))
+    for _ in range(min(count, len(uncertainty))):
+        gain = (uncertainty + 1e-9) * (nearest + 1e-9)
+        gain[chosen] = -1
+        chosen.append(int(gain.argmax()))
+        nearest = torch.minimum(nearest, 1 - directions @ directions[chosen[-1]])
+    return chosen
+
+
+def alike(directions: Tensor, far: float) -> list[list[int]]:
+    """Groups of rows of unit vectors [N, D] whose mean cosine distance is below `far`, the largest first: average
+    linkage."""
+    if len(directions) < SMALLEST_GROUP:
+        return []
+    labels = torch.from_numpy(fcluster(linkage(directions.numpy(), "average", "cosine"), far, "distance"))
+    groups = [(labels == label).nonzero().flatten().tolist() for label in labels.unique()]
+    return sorted((rows for rows in groups if len(rows) >= SMALLEST_GROUP), key=lambda rows: (-len(rows), rows[0]))
+
+
+def distance_between_classes(directions: Tensor, targets: Tensor) -> float:
+    """The middle between the mean cosine distance of images of one class and that of images of two classes, for unit
+    vectors [N, D] of the classes [N]."""
+    step = max(1, len(targets) // COMPARED)
+    directions, targets = directions[::step], targets[::step]
+    distances = 1 - directions @ directions.mT
+    same = targets == targets[:, None]
+    within = distances[same & ~torch.eye(len(targets), dtype=torch.bool)]
+    between = distances[~same]
+    means = [part.mean().item() for part in (within, between) if len(part)]
+    return sum(means) / len(means) if means else 0.5
+
+
+def doubt_labels(classifier: Classifier, images: Path) -> list[Doubt]:
+    """Labelled images whose label looks wrong, the most doubtful first.
+
+    The score of another class is at least what is usual for images with that label, and that of the own label is below
+    what is usual for it: confident learning (Northcutt et al., 2021, arXiv:1911.00068). Images that were learned are
+    scored as if they had not been, if the method can.
+    """
+    listing = list_own(images).undivided()
+    names = listing.names_of(TRAIN)
+    scores, labels = classifier.unlearned_scores(images)
+    if len(names) != len(labels):
+        raise InputError(f"{len(names) - len(labels)} image(s) of {images} cannot be read: repair or remove them.")
+    probabilities = scores.softmax(dim=1)
+    own, instead = doubtful(probabilities, labels)
+    rows = sorted(
+        own.nonzero().flatten().tolist(),
+        key=lambda row: float(probabilities[row, labels[row]] - probabilities[row, instead[row]]),
+    )
+
+    def guess(row: int, label: Tensor) -> Guess:
+        return Guess(classifier.class_names[int(label)], float(probabilities[row, label]))
+
+    return [Doubt(names[row], guess(row, labels[row]), guess(row, instead[row])) for row in rows]
+
+
+def doubtful(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Which labels [N] look wrong by probabilities [N, C], bool [N], and the most likely other class, [N]."""
+    own = probabilities.gather(1, labels[:, None])[:, 0]
+    counts = labels.bincount(minlength=probabilities.shape[1])
+    usual = torch.zeros(len(counts)).index_add(0, labels, own) / counts.clamp_min(1)
+    usual = torch.where(counts > 0, usual, 0.5)
+    others = probabilities.scatter(1, labels[:, None], -1)
+    confident = others.masked_fill(others < usual, -1)
+    value, instead = confident.max(dim=1)
+    return (value > own) & (own < usual[labels]), instead
