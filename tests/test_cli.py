@@ -370,7 +370,7 @@ def test_learning_predicting_and_testing(ffcil: Command, tmp_path: Path) -> None
     lines = ffcil("predict", "model", first, "--device", "cpu").stdout.splitlines()
     assert [line.split("\t")[1] for line in lines] == [row["class"] for row in rows[:60] if row["rank"] == 1]
     assert ffcil("predict", "model", first, "--device", "cpu", "--out", "all.csv").stdout == ""
-    assert Path("all.csv").read_text().splitlines()[0] == "image,rank,class,score"
+    assert Path("all.csv").read_text().splitlines()[0] == "image,rank,class,score,unknown"
 
 
 def test_mistakes_with_a_classifier(ffcil: Command, tmp_path: Path) -> None:
