@@ -1,4 +1,4 @@
-"""Unknown images and suggestions: what is measured, which images to label, which look alike, which labels look wrong."""
+"""Unknown images, images to label next, unknown images that look alike, and labels that look wrong."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ffcil.classifier.unknown import measure_detection
 from ffcil.data.image_set import ImageSet
 from ffcil.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("pixel_features")
 CONFIG = small_config(method="anyarrival", image_size=16)
 
 
@@ -130,9 +131,9 @@ def test_suggestions_for_files(tmp_path: Path) -> None:
     for members in groups.values():
         assert len(members) >= 3
         assert max(map(members.count, members)) >= 0.8 * len(members)  # mostly of one colour
+    other = Classifier(small_config(method="simplecil", image_size=16), "cpu")
+    other.learn(train)
     with pytest.raises(InputError, match="SimpleCIL cannot compare images"):
-        other = Classifier(small_config(method="simplecil", image_size=16), "cpu")
-        other.learn(train)
         suggest(other, files)
 
 
