@@ -115,9 +115,9 @@ def test_suggestions_for_files(tmp_path: Path) -> None:
     everything = [tmp_path / "bad.png", *files]
     with pytest.raises(InputError, match=r"bad\.png"):
         suggest(classifier, everything)
-    found = suggest(classifier, everything, count=5, false_alarms=0.1, skip_bad=True)
+    found = suggest(classifier, everything, count=5, false_alarms=0.05, skip_bad=True)
     assert [each.order for each in found if each.order] == [1, 2, 3, 4, 5]
-    answers = classifier.answer(everything, false_alarms=0.1, skip_bad=True)
+    answers = classifier.answer(everything, false_alarms=0.05, skip_bad=True)
     for each in found:
         answer = answers[each.image]
         assert answer is not None
@@ -127,7 +127,7 @@ def test_suggestions_for_files(tmp_path: Path) -> None:
         if each.group is not None:
             assert each.unknown
             groups.setdefault(each.group, []).append(everything[each.image].parent.name)
-    assert groups
+    assert {"colour 4", "colour 5"} <= {max(members, key=members.count) for members in groups.values()}
     for members in groups.values():
         assert len(members) >= 3
         assert max(map(members.count, members)) >= 0.8 * len(members)  # mostly of one colour

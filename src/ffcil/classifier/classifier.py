@@ -90,7 +90,7 @@ class Description:
     novelty: Tensor
     """How unlike everything learned each image is, [N]."""
     features: Tensor
-    """Features that are close if images are alike, [N, D]."""
+    """Features, [N, D]. Cosines of `Learner.compared` features compare images."""
 
 
 class Classifier:

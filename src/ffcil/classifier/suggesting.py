@@ -64,17 +64,16 @@ def suggest(
     margin = best.values[:, 0] - best.values[:, 1] if best.values.shape[1] > 1 else torch.zeros(len(seen.scores))
     limit = torch.inf if false_alarms is None else classifier.learner.novelty_limit(false_alarms)
     unknown = seen.novelty > limit
-    known = classifier.learner.known_features()
-    centre = seen.features.mean(dim=0) if known is None else known[0].float().mean(dim=0).cpu()
-    directions = normalize(seen.features.float() - centre)
+    directions = _directions(classifier, seen.features)
     order = {
         row: place for place, row in enumerate(spread(torch.where(unknown, 1.0, 1 - margin), directions, count), 1)
     }
     groups: dict[int, int] = {}
-    if known is not None and unknown.any():
+    if (known := classifier.learner.known_features()) and unknown.any():
         novel = unknown.nonzero().flatten()
         novel = novel[seen.novelty[novel].argsort(descending=True)[:COMPARED]]
-        far = distance_between_classes(normalize(known[0].float().cpu() - centre), known[1].cpu())
+        step = max(1, len(known[1]) // COMPARED)
+        far = distance_between_classes(_directions(classifier, known[0][::step]), known[1][::step].cpu())
         groups = {int(novel[k]): number for number, rows in enumerate(alike(directions[novel], far), 1) for k in rows}
     return [
         Suggestion(
@@ -88,6 +87,11 @@ def suggest(
             {*order, *groups}, key=lambda row: (order.get(row, len(unknown) + 1), groups.get(row, 0), row)
         )
     ]
+
+
+def _directions(classifier: Classifier, features: Tensor) -> Tensor:
+    """Unit vectors [N, D] whose products compare images, on the CPU."""
+    return normalize(classifier.learner.compared(features.to(classifier.engine.device))).cpu()
 
 
 def spread(uncertainty: Tensor, directions: Tensor, count: int) -> list[int]:
@@ -116,8 +120,6 @@ def alike(directions: Tensor, far: float) -> list[list[int]]:
 def distance_between_classes(directions: Tensor, targets: Tensor) -> float:
     """The middle between the mean cosine distance of images of one class and that of images of two classes, for unit
     vectors [N, D] of the classes [N]."""
-    step = max(1, len(targets) // COMPARED)
-    directions, targets = directions[::step], targets[::step]
     distances = 1 - directions @ directions.mT
     same = targets == targets[:, None]
     within = distances[same & ~torch.eye(len(targets), dtype=torch.bool)]

@@ -151,8 +151,12 @@ class Learner(nn.Module, ABC):
         return self.logits(images)[self.scored], None
 
     def describe(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What `open_scores` gives, and features of the images that are close if the images are alike, [B, D]."""
+        """What `open_scores` gives, and the features of the images, [B, D]."""
         raise self._cannot("compare images")
+
+    def compared(self, features: Tensor) -> Tensor:
+        """Features in which cosines compare images, from those of `describe` and `known_features`: [N, D] -> [N, D]"""
+        return features
 
     def unlearned_scores(self, images: ImageSet) -> Tensor:
         """Scores of images [N, classes]; if the method can, as if none of them had been learned."""
