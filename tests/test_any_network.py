@@ -181,10 +181,10 @@ def test_refusals(make_learner: Make) -> None:
             make_learner(method=method, backbone="test_convnext", weights=None)
         assert str(caught.value) == (
             "Backbone 'test_convnext' is not a plain ViT (timm builds it as ConvNeXt), and "
-            f"{METHODS[method].title} tunes it: choose a vit_* of timm, or a method that takes any network "
-            f"({', '.join(anything)})."
+            f"{METHODS[method].title} tunes it: choose a plain ViT, such as vit_base_patch16_224, or a method that "
+            f"takes any network ({', '.join(anything)})."
         )
-    with pytest.raises(InputError, match=r"and RanPAC tunes it by adapters: set options.rank=0 to read its features"):
+    with pytest.raises(InputError, match=r"and RanPAC tunes it: set options.rank=0 to read its features"):
         make_learner(method="ranpac", backbone="test_convnext", weights=None)
     with pytest.raises(InputError, match="rank"):
         complete(small_config(method="ease", options={"rank": 0}))

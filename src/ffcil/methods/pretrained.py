@@ -1,9 +1,11 @@
 """`Pretrained`: the base of all methods on a frozen, pre-trained network, with Head-Agnostic Alignment (HA)."""
 
+import hashlib
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +14,8 @@ from torch import Tensor, nn
 
 from ffcil.comparable import ComparableScores
 from ffcil.config.settings import Phase
+from ffcil.data.feature_store import FeatureStore
+from ffcil.data.image_set import ImageSet
 from ffcil.errors import InputError
 from ffcil.ha import ClassStatistics, HeadAgnosticAlignment
 from ffcil.losses import ClassCentres
@@ -63,6 +67,8 @@ class Pretrained(Learner):
     any_network: ClassVar[bool] = False
     """Whether the method can leave the network untuned and only read its features, so that any network of timm will do.
     It then does not use `vit` if `tunes_network` is False."""
+    untuned_by: ClassVar[str] = "options.rank=0"
+    """Assignment by which a user leaves the network untuned, for a method with `any_network` that can also tune it."""
     compares_spaces: ClassVar[bool] = False
     """Whether the method scores classes in the spaces of different steps. It then defines `space_scores`, its scores
     pass through `compared`, and `flow.comparable` applies."""
@@ -86,12 +92,30 @@ class Pretrained(Learner):
         if settings.framework.comparable and self.compares_spaces:
             self.comparable = ComparableScores().to(device)
 
+    @cached_property
+    def _store(self) -> FeatureStore | None:
+        """Features that runs share, if they do; its key holds everything that they depend on."""
+        if not self.settings.stored_features:
+            return None
+        if self.tunes_network:
+            raise InputError(
+                f"features=stored is not supported by {self.title}, which tunes the network: set features=computed."
+            )
+        prepared = self.settings.augmentation.without_randomness()
+        content = f"{self._weights} {prepared} {self.engine.precision} {self.feature_kind}"
+        return FeatureStore(hashlib.sha256(content.encode()).hexdigest()[:16], self.feature_dim)
+
     # --- what a method defines ------------------------------------------------------------------------------------
 
     @property
     def feature_dim(self) -> int:
         """Number of features that `features` returns and `classify` receives."""
         return self.network.feature_dim
+
+    @property
+    def feature_kind(self) -> str:
+        """What `features` reads from the network, for the key of stored features."""
+        return "features"
 
     @property
     def tunes_network(self) -> bool:
@@ -193,12 +217,13 @@ class Pretrained(Learner):
         if isinstance(self.network, ViT):
             return self.network
         problem = f"Backbone {self.settings.backbone!r} {why_not_plain(self.network.net)}, and {self.title} tunes it"
+        plain = "choose a plain ViT, such as vit_base_patch16_224"
         if self.any_network:
-            raise InputError(f"{problem} by adapters: set options.rank=0 to read its features only, or choose a vit_*.")
+            raise InputError(f"{problem}: set {self.untuned_by} to read its features only, or {plain}.")
         others = ", ".join(
             sorted(name for name, method in METHODS.items() if issubclass(method, Pretrained) and method.any_network)
         )
-        raise InputError(f"{problem}: choose a vit_* of timm, or a method that takes any network ({others}).")
+        raise InputError(f"{problem}: {plain}, or a method that takes any network ({others}).")
 
     def vit_features(self, images: Tensor, tunings: Sequence[Tuning] = UNTUNED, blocks: int | None = None) -> Tensor:
         """Features of the ViT, or of its first blocks: [B, 3, H, W] -> [B, D]. Only it runs in reduced precision."""
@@ -224,14 +249,16 @@ class Pretrained(Learner):
         try:
             with self.engine.autocast():
                 yield
-        except (AssertionError, RuntimeError) as error:  # timm asserts a fixed size; a convolution needs enough pixels
-            # every size that the patches divide suits a plain ViT
-            if isinstance(error, torch.OutOfMemoryError if not isinstance(self.network, ViT) else RuntimeError):
-                raise
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
+        except (AssertionError, RuntimeError) as error:  # timm asserts a fixed size; convolutions need enough pixels
+            if isinstance(self.network, ViT) and isinstance(error, RuntimeError):
+                raise  # a ViT takes all sizes that its patches divide, which timm asserts
             height, width = images.shape[2:]
+            reason = str(error).partition("\n")[0].rstrip(".")
             raise InputError(
-                f"Backbone {self.settings.backbone!r} does not take images of {height} x {width} pixels ({error}): set "
-                f"image_size, for example to {self.network.usual_size}."
+                f"Backbone {self.settings.backbone!r} does not take images of {height} x {width} pixels ({reason}): "
+                f"set image_size, for example to {self.network.usual_size}."
             ) from error
 
     def fresh_adapters(self, rank: int) -> Adapters:
@@ -284,9 +311,15 @@ class Pretrained(Learner):
         seed = derive_seed(self.settings.seed, increment.step, use)
         return torch.Generator(self.engine.device).manual_seed(seed)
 
+    def applied(self, images: ImageSet, rows: Tensor, network: Network) -> Tensor:
+        if self._store is None or network != self.features or not len(rows):
+            return super().applied(images, rows, network)
+        compute = super().applied
+        return self._store.features(images.digests(rows), lambda missing: compute(images, rows[missing], network))
+
     def extract_features(self, increment: Increment, network: Network | None = None) -> tuple[Tensor, Tensor]:
         """Features of a step's training images, without augmentation, and their classes. Default: `features`."""
-        features = torch.cat(list(self.over(increment.train.images, increment.rows, network or self.features)))
+        features = self.applied(increment.train, increment.rows, network or self.features)
         return features, increment.train.labels[increment.rows]
 
     def finish(self, increment: Increment) -> dict[str, Any]:

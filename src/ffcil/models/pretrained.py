@@ -80,7 +80,9 @@ def build_vit(name: str, weights: str | None) -> ViT:
     """Build a frozen ViT that tuners can be attached to, with the arguments of `build_network`."""
     network = build_network(name, weights)
     if not isinstance(network, ViT):
-        raise InputError(f"Backbone {name!r} {why_not_plain(network.net)}: choose a vit_* of timm.")
+        raise InputError(
+            f"Backbone {name!r} {why_not_plain(network.net)}: choose a plain ViT, such as vit_base_patch16_224."
+        )
     return network
 
 
