@@ -11,14 +11,20 @@ from ffcil.runs.run import exhaustion_explained
 
 
 @contextmanager
-def changing(folder: Path, device: str | None = None) -> Iterator[Classifier]:
+def changing(folder: Path, device: str | None = None, keep_earlier: bool = True) -> Iterator[Classifier]:
     """The classifier in a folder, which no other process can change meanwhile. At the end of the block it is saved as a
-    new version. If the block raises an error, the folder stays as it is."""
+    new version. If the block raises an error, the folder stays as it is.
+
+    Args:
+        keep_earlier: Whether earlier versions stay. If not, nothing of what they contained is left in the folder.
+    """
     check_model(folder)
     with exhaustion_explained(folder), locked(folder, "wait for it"):
         classifier = Classifier.load(folder, device)
         yield classifier
         classifier.save(folder)
+        if not keep_earlier:
+            Versions(folder).prune(classifier.version, count=1)
 
 
 def undo(folder: Path, to: int | None = None) -> int:

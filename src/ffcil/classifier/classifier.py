@@ -245,7 +245,8 @@ class Classifier:
     def _left_out_accuracy(self, names: Iterable[str]) -> float | None:
         """Accuracy in percent on left-out images of those of the classes that are known; None if it is not known."""
         counts = self.learner.left_out_counts() if self.class_names else None
-        rows = [self.class_names.index(name) for name in names if name in self.class_names]
+        position = {name: k for k, name in enumerate(self.class_names)}
+        rows = [position[name] for name in names if name in position]
         if counts is None or not rows or not counts[1][rows].any():
             return None
         return 100 * float(counts[0][rows].sum() / counts[1][rows].sum())

@@ -13,19 +13,20 @@ from ffcil.commands.output import print_json, print_table, stoppable
 def forget(
     model: Model,
     classes: Annotated[list[str], typer.Argument(metavar="CLASS...", help="Names of the classes to forget.")],
+    everywhere: Annotated[
+        bool, typer.Option("--everywhere", help="Also remove all earlier versions, which still have the classes.")
+    ] = False,
     device: Device = None,
     imports: Imports = None,
 ) -> None:
     """Remove classes, as if they had never been learned. The method must be able to (anyarrival).
-
-    Earlier versions still have them, until they are pruned.
 
     Example: ffcil forget model husky wolf
     """
     from ffcil.classifier.changing import changing
 
     import_methods(imports)
-    with stoppable(""), changing(model, device) as classifier:
+    with stoppable(""), changing(model, device, keep_earlier=not everywhere) as classifier:
         classifier.forget(classes)
     print(f"{model} has forgotten {', '.join(dict.fromkeys(classes))}: version {classifier.version}")
 

@@ -193,6 +193,8 @@ class AnyArrival(Pretrained):
     def unlearned_scores(self, images: ImageSet) -> Tensor:
         scores = super().unlearned_scores(images)
         row, kept = self.kept.find(images.digests(torch.arange(len(images), device=images.labels.device)))
+        if not len(row):
+            return scores
         discriminant = Discriminant.of(self.sums)
         can = discriminant.can_be_left_out(self.kept.targets[kept])
         row, kept = row[can], kept[can]
