@@ -479,7 +479,7 @@ def test_unknown_images_and_suggestions(ffcil: Command, tmp_path: Path) -> None:
     assert [row["order"] for row in suggested[:3]] == [1, 2, 3]
     assert ffcil("suggest", "model", others, "--count", "3").stdout.startswith("label next:\n  ")
     assert ffcil("suggest", "model", known, "--labelled", "--out", "doubts.csv").stdout == ""
-    assert Path("doubts.csv").read_text().splitlines()[0] == "image,label,label_score,class,score"
+    assert Path("doubts.csv").read_text().splitlines()[0] == "image,label,label_score,class,score,wrong"
     assert ffcil("suggest", "model", known, "--labelled").stdout.endswith("label(s) look wrong\n")
     for arguments, message in (
         (("predict", "model", known, "--false-alarms", "few"), "Cannot read --false-alarms 'few': write a share"),

@@ -391,8 +391,8 @@ class Classifier:
         return Description(tuple(read), scores, novelty, features)
 
     def unlearned_scores(self, images: Labelled) -> tuple[Tensor, Tensor]:
-        """Scores [N, classes] of labelled images, as if they had not been learned if the method can do that, and their
-        labels [N]. If they have a split, the training images are used."""
+        """Scores [N, classes] of labelled images, not calibrated, as if they had not been learned if the method can do
+        that, and their labels [N]. If they have a split, the training images are used."""
         labelled, labels = self._known(self.read(images))
         with self.engine.settled(), evaluating(self.learner):
             return self.learner.unlearned_scores(labelled.to(self.engine.device)).cpu(), labels

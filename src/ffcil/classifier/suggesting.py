@@ -19,6 +19,11 @@ SMALLEST_GROUP = 3
 COMPARED = 2_000
 """Most images whose distances to each other are computed: of known images, and of unknown ones, the most novel."""
 
+RATE, ROUNDS = 0.05, 50
+"""Rate of wrong labels that its estimation starts with, and number of its rounds."""
+TEMPERATURES = tuple(10 ** (k / 10) for k in range(-30, 11))
+"""Temperatures that are tried, in units of the mean gap to the highest score."""
+
 
 @dataclass(frozen=True)
 class Suggestion:
@@ -43,7 +48,9 @@ class Doubt:
     label: Guess
     """The label, with its score."""
     instead: Guess
-    """The most likely class."""
+    """The most likely other class, with its score."""
+    wrong: float
+    """Probability that the label is wrong."""
 
 
 def suggest(
@@ -129,37 +136,49 @@ def distance_between_classes(directions: Tensor, targets: Tensor) -> float:
 
 
 def doubt_labels(classifier: Classifier, images: Path) -> list[Doubt]:
-    """Labelled images whose label looks wrong, the most doubtful first.
-
-    The score of another class is at least what is usual for images with that label, and that of the own label is below
-    what is usual for it: confident learning (Northcutt et al., 2021, arXiv:1911.00068). Images that were learned are
-    scored as if they had not been, if the method can.
-    """
-    listing = list_own(images).undivided()
-    names = listing.names_of(TRAIN)
+    """Labelled images whose label is more likely wrong than right, the most doubtful first. Images that were learned
+    are scored as if they had not been, if the method can."""
+    names = list_own(images).undivided().names_of(TRAIN)
     scores, labels = classifier.unlearned_scores(images)
     if len(names) != len(labels):
         raise InputError(f"{len(names) - len(labels)} image(s) of {images} cannot be read: repair or remove them.")
-    probabilities = scores.softmax(dim=1)
-    own, instead = doubtful(probabilities, labels)
-    rows = sorted(
-        own.nonzero().flatten().tolist(),
-        key=lambda row: float(probabilities[row, labels[row]] - probabilities[row, instead[row]]),
-    )
+    wrong, probabilities = probably_wrong(scores, labels)
+    instead = probabilities.scatter(1, labels[:, None], -1).argmax(dim=1)
 
     def guess(row: int, label: Tensor) -> Guess:
         return Guess(classifier.class_names[int(label)], float(probabilities[row, label]))
 
-    return [Doubt(names[row], guess(row, labels[row]), guess(row, instead[row])) for row in rows]
+    rows = [row for row in wrong.argsort(descending=True, stable=True).tolist() if wrong[row] > 0.5]
+    return [Doubt(names[row], guess(row, labels[row]), guess(row, instead[row]), float(wrong[row])) for row in rows]
 
 
-def doubtful(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Which labels [N] look wrong by probabilities [N, C], bool [N], and the most likely other class, [N]."""
-    own = probabilities.gather(1, labels[:, None])[:, 0]
-    counts = labels.bincount(minlength=probabilities.shape[1])
-    usual = torch.zeros(len(counts)).index_add(0, labels, own) / counts.clamp_min(1)
-    usual = torch.where(counts > 0, usual - 1e-5, 0.5)  # calibrated scores have a maximum, which many images share
-    others = probabilities.scatter(1, labels[:, None], -1)
-    confident = others.masked_fill(others < usual, -1)
-    value, instead = confident.max(dim=1)
-    return (value > own) & (own < usual[labels]), instead
+def probably_wrong(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Probability that each of the labels [N] is wrong, [N], and that of each class without the label, [N, C], from
+    scores [N, C].
+
+    The label is evidence, too: it is wrong at one rate for all images, and a wrong label is any other class alike. The
+    rate and the temperature of the scores are those with the highest likelihood of all labels. So labels that are wrong
+    do not make the scores seem uncertain.
+    """
+    gaps = (scores.amax(dim=1, keepdim=True) - scores).double()
+    scale = gaps[gaps.isfinite() & (gaps > 0)].mean().nan_to_num(1.0)
+    found: tuple[float, Tensor, Tensor] | None = None
+    for factor in TEMPERATURES:
+        probabilities = torch.softmax(-gaps / (factor * scale), dim=1)
+        likelihood, wrong = _fit_rate(probabilities.gather(1, labels[:, None])[:, 0], scores.shape[1])
+        if found is None or likelihood > found[0]:
+            found = likelihood, wrong, probabilities
+    assert found is not None
+    return found[1:]
+
+
+def _fit_rate(own: Tensor, classes: int) -> tuple[float, Tensor]:
+    """Log-likelihood of labels with probabilities `own` [N] at the best rate of wrong ones, and the probability that
+    each of them is wrong, [N]: expectation-maximisation."""
+    others = (1 - own) / max(classes - 1, 1)
+    tiny, rate = torch.finfo(own.dtype).tiny, RATE
+    for _ in range(ROUNDS):
+        mixture = (rate * others + (1 - rate) * own).clamp_min(tiny)
+        wrong = rate * others / mixture
+        rate = wrong.mean().item()
+    return mixture.log().sum().item(), wrong

@@ -12,7 +12,7 @@ from ffcil.commands.output import check_place, print_json, write_csv
 from ffcil.errors import InputError
 
 UNLABELLED = ("image", "order", "group", "unknown", "class", "score")
-LABELLED = ("image", "label", "label_score", "class", "score")
+LABELLED = ("image", "label", "label_score", "class", "score", "wrong")
 
 
 def suggest(
@@ -82,6 +82,7 @@ def _doubts(classifier: Any, folder: Path) -> list[dict[str, Any]]:
             "label_score": doubt.label.score,
             "class": doubt.instead.name,
             "score": doubt.instead.score,
+            "wrong": doubt.wrong,
         }
         for doubt in doubt_labels(classifier, folder)
     ]
@@ -102,5 +103,5 @@ def _print_suggestions(rows: list[dict[str, Any]]) -> None:
 
 def _print_doubts(rows: list[dict[str, Any]]) -> None:
     for row in rows:
-        print(f"{row['image']}\t{row['label']} {row['label_score']:.3f}\tperhaps {row['class']} {row['score']:.3f}")
+        print(f"{row['image']}\t{row['label']}\tperhaps {row['class']}\twrong with probability {row['wrong']:.3f}")
     print(f"{len(rows)} label(s) look wrong")

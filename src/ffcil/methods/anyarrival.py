@@ -114,11 +114,7 @@ class AnyArrival(Pretrained):
         self.right, self.asked = (torch.cat([known, known.new_zeros(new)]) for known in (self.right, self.asked))
 
     def classify(self, features: Tensor) -> Tensor:
-        return self.calibrated(linear(features, self.weight, self.bias))
-
-    def calibrated(self, scores: Tensor) -> Tensor:
-        """Log-probabilities from uncalibrated scores: [N, C] -> [N, C]"""
-        probabilities = self.calibration(scores)
+        probabilities = self.calibration(linear(features, self.weight, self.bias))
         return probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()
 
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
@@ -191,7 +187,10 @@ class AnyArrival(Pretrained):
         return torch.cat([whiten(rows.double() - centre).float() for rows in features.split(CHUNK)])
 
     def unlearned_scores(self, images: ImageSet) -> Tensor:
-        scores = super().unlearned_scores(images)
+        def plain(batch: Tensor) -> Tensor:
+            return linear(self.all_features(batch), self.weight, self.bias)
+
+        scores = torch.cat(list(self.over(images.images, torch.arange(len(images)), plain)))
         row, kept = self.kept.find(images.digests(torch.arange(len(images), device=images.labels.device)))
         if not len(row):
             return scores
@@ -200,7 +199,7 @@ class AnyArrival(Pretrained):
         row, kept = row[can], kept[can]
         for some, of in zip(row.split(FEWEST), kept.split(FEWEST), strict=True):
             left_out = discriminant.left_out_scores(self.kept.features[of], self.kept.targets[of], self.shrinkage)
-            scores[some] = self.calibrated(left_out).to(scores)
+            scores[some] = left_out.to(scores)
         return scores
 
     @property

@@ -161,7 +161,7 @@ class Learner(nn.Module, ABC):
         return features
 
     def unlearned_scores(self, images: ImageSet) -> Tensor:
-        """Scores of images [N, classes]; if the method can, as if none of them had been learned."""
+        """Scores of images [N, classes], not calibrated; if the method can, as if none of them had been learned."""
         rows = torch.arange(len(images))
         return torch.cat([scores for scores, _ in self.over(images.images, rows, self.open_scores)])
 
