@@ -423,7 +423,9 @@ def test_changes_and_history_of_a_classifier(ffcil: Command, tmp_path: Path) -> 
     assert ffcil("forget", "model", "colour 1").stdout == "model has forgotten colour 1: version 3\n"
     assert ffcil("rename", "model", "colour 2", "green").stdout == "model calls colour 2 green now: version 4\n"
     Path("right.csv").write_text(f"path,label\n{next((tmp_path / 'first' / 'colour 0').iterdir())},green\n")
-    assert ffcil("correct", "model", "right.csv").stdout == "model: 1 image(s) have other labels now: version 5\n"
+    assert "--allow-outside" in ffcil("correct", "model", "right.csv").stderr
+    corrected = ffcil("correct", "model", "right.csv", "--allow-outside")
+    assert corrected.stdout == "model: 1 image(s) have other labels now: version 5\n"
 
     shown = ffcil("history", "model", "--plot", "history.png")
     assert Path("history.png").read_bytes().startswith(b"\x89PNG")

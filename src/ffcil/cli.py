@@ -19,7 +19,7 @@ from ffcil.commands.run import run
 from ffcil.commands.study import demo, study
 from ffcil.commands.suggest import suggest
 from ffcil.commands.upkeep import correct, forget, history, rename, undo
-from ffcil.errors import InputError
+from ffcil.errors import InputError, printable
 
 app = typer.Typer(
     name="ffcil",
@@ -62,5 +62,5 @@ def main() -> None:
         message = str(error)
     except OSError as error:
         message = f"{error.filename or 'A file'}: {error.strerror or error}."
-    print(f"ffcil: {message}", file=sys.stderr)
+    print(f"ffcil: {printable(message)}", file=sys.stderr)
     raise SystemExit(2)

@@ -87,8 +87,8 @@ class Description:
     """Positions of the images that could be read. All others are left out below."""
     scores: Tensor
     """Scores of the classes, [N, C]."""
-    novelty: Tensor
-    """How unlike everything learned each image is, [N]."""
+    novelty: Tensor | None
+    """How unlike everything learned each image is, [N]; None if too few images were learned."""
     features: Tensor
     """Features, [N, D]. Cosines of `Learner.compared` features compare images."""
 
@@ -206,11 +206,14 @@ class Classifier:
         self._kept = replace(self._kept, class_names=self.class_names)
         self._changed("rename", new=(new,), gone=(old,))
 
-    def correct(self, images: Labelled, listener: Listener | None = None) -> dict[str, Any]:
+    def correct(
+        self, images: Labelled, listener: Listener | None = None, allow_outside: bool = False
+    ) -> dict[str, Any]:
         """Give images that were learned other labels, if the method can: those that they have now.
 
-        The classifier is then as if it had learned them so from the start. A label may be a new class."""
-        right = self.read(images)
+        The classifier is then as if it had learned them so from the start. A label may be a new class. With
+        `allow_outside`, a table may name files outside its own folder."""
+        right = self.read(images, allow_outside)
         before, steps, changes = copied(self.learner.state()), list(self.steps), list(self._changes)
         try:
             found = self.learner.remove(right.to(self.engine.device))
@@ -265,9 +268,9 @@ class Classifier:
             raise unknown("class", name, self.class_names)
         return self.class_names.index(name)
 
-    def read(self, images: Labelled) -> ImageSet:
-        """Read new images as `learn` does."""
-        new = self._read(images)[0]
+    def read(self, images: Labelled, allow_outside: bool = False) -> ImageSet:
+        """Read new images as `learn` does. With `allow_outside`, a table may name files outside its own folder."""
+        new = self._read(images, allow_outside)[0]
         if not len(new):
             raise InputError("There are no images to learn: add some.")
         if len(set(new.class_names)) < new.classes:
@@ -278,11 +281,11 @@ class Classifier:
         """Whether the same images were learned at an earlier step."""
         return Step.of(images).digest in {step.digest for step in self.steps}
 
-    def _read(self, images: Labelled) -> tuple[ImageSet, ImageSet]:
+    def _read(self, images: Labelled, allow_outside: bool) -> tuple[ImageSet, ImageSet]:
         """Read the training images and the test images: the same images if there is no split."""
         if isinstance(images, str | Path):
             listing = list_own(Path(images).expanduser())
-            train, test = listing.undivided().load(self.size)
+            train, test = listing.undivided().load(self.size, allow_outside=allow_outside)
             return train, train if listing.random_split else test
         read = images if isinstance(images, ImageSet) else image_set_of(images, self.size)
         self._check_form(read.images)
@@ -378,7 +381,7 @@ class Classifier:
 
     def describe(self, images: Iterable[Picture], skip_bad: bool = False) -> Description:
         """Scores, novelty and features of images, if the method can compare images."""
-        parts: list[tuple[Tensor, ...]] = []
+        parts: list[tuple[Tensor, Tensor | None, Tensor]] = []
         read: list[int] = []
         number = 0
         for batch, store in self._stores(images, skip_bad):
@@ -387,13 +390,19 @@ class Classifier:
             parts += self._over(store, self.learner.describe)
         if not parts:
             raise InputError("There is no image that can be read: give some.")
-        scores, novelty, features = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
-        return Description(tuple(read), scores, novelty, features)
+        novelty = [value for _, value, _ in parts if value is not None]
+        return Description(
+            tuple(read),
+            torch.cat([scores for scores, _, _ in parts]).cpu(),
+            torch.cat(novelty).cpu() if novelty else None,
+            torch.cat([features for _, _, features in parts]).cpu(),
+        )
 
-    def unlearned_scores(self, images: Labelled) -> tuple[Tensor, Tensor]:
+    def unlearned_scores(self, images: Labelled, allow_outside: bool = False) -> tuple[Tensor, Tensor]:
         """Scores [N, classes] of labelled images, not calibrated, as if they had not been learned if the method can do
-        that, and their labels [N]. If they have a split, the training images are used."""
-        labelled, labels = self._known(self.read(images))
+        that, and their labels [N]. If they have a split, the training images are used. With `allow_outside`, a table
+        may name files outside its own folder."""
+        labelled, labels = self._known(self.read(images, allow_outside))
         with self.engine.settled(), evaluating(self.learner):
             return self.learner.unlearned_scores(labelled.to(self.engine.device)).cpu(), labels
 
@@ -405,7 +414,11 @@ class Classifier:
         return labelled, torch.tensor([position[name] for name in labelled.class_names])[labelled.labels.cpu()]
 
     def test(
-        self, images: Labelled, unknown: Iterable[Picture] | None = None, false_alarms: float = FALSE_ALARMS
+        self,
+        images: Labelled,
+        unknown: Iterable[Picture] | None = None,
+        false_alarms: float = FALSE_ALARMS,
+        allow_outside: bool = False,
     ) -> dict[str, Any]:
         """Measure the classifier on labelled images of known classes: accuracy overall, by step and by class, and the
         expected calibration error, all in percent. If the images have a split, the test images are used.
@@ -413,8 +426,9 @@ class Classifier:
         Args:
             unknown: Images of no known class. With them, `unknown` says how well they are told from the others.
             false_alarms: Share of images of known classes that may be called unknown.
+            allow_outside: Whether a table may name files outside its own folder.
         """
-        labelled, true = self._known(self._read(images)[1])
+        labelled, true = self._known(self._read(images, allow_outside)[1])
         if not len(labelled):
             raise InputError("There are no images to test on: add some.")
         names = self.class_names
@@ -434,7 +448,8 @@ class Classifier:
         if unknown is not None:
             limit = self.learner.novelty_limit(false_alarms)
             others = self.describe(unknown)
-            assert novelty is not None, "a method that has a limit has novelties"
+            if novelty is None or others.novelty is None:
+                raise InputError("There are too few learned images to tell unknown ones: learn more.")
             detection = measure_detection((scores, novelty), (others.scores, others.novelty), limit)
             measured["unknown"] = asdict(detection)
         return measured

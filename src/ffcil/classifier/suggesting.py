@@ -70,7 +70,8 @@ def suggest(
     best = probabilities.topk(min(2, probabilities.shape[1]), dim=1)
     margin = best.values[:, 0] - best.values[:, 1] if best.values.shape[1] > 1 else torch.zeros(len(seen.scores))
     limit = torch.inf if false_alarms is None else classifier.learner.novelty_limit(false_alarms)
-    unknown = seen.novelty > limit
+    novelty = torch.zeros(len(seen.scores)) if seen.novelty is None else seen.novelty
+    unknown = novelty > limit
     directions = _directions(classifier, seen.features)
     order = {
         row: place for place, row in enumerate(spread(torch.where(unknown, 1.0, 1 - margin), directions, count), 1)
@@ -78,7 +79,7 @@ def suggest(
     groups: dict[int, int] = {}
     if (known := classifier.learner.known_features()) and unknown.any():
         novel = unknown.nonzero().flatten()
-        novel = novel[seen.novelty[novel].argsort(descending=True)[:COMPARED]]
+        novel = novel[novelty[novel].argsort(descending=True)[:COMPARED]]
         step = max(1, len(known[1]) // COMPARED)
         far = distance_between_classes(_directions(classifier, known[0][::step]), known[1][::step].cpu())
         groups = {int(novel[k]): number for number, rows in enumerate(alike(directions[novel], far), 1) for k in rows}
@@ -135,11 +136,12 @@ def distance_between_classes(directions: Tensor, targets: Tensor) -> float:
     return sum(means) / len(means) if means else 0.5
 
 
-def doubt_labels(classifier: Classifier, images: Path) -> list[Doubt]:
+def doubt_labels(classifier: Classifier, images: Path, allow_outside: bool = False) -> list[Doubt]:
     """Labelled images whose label is more likely wrong than right, the most doubtful first. Images that were learned
-    are scored as if they had not been, if the method can."""
+    are scored as if they had not been, if the method can. With `allow_outside`, a table may name files outside its own
+    folder."""
     names = list_own(images).undivided().names_of(TRAIN)
-    scores, labels = classifier.unlearned_scores(images)
+    scores, labels = classifier.unlearned_scores(images, allow_outside)
     if len(names) != len(labels):
         raise InputError(f"{len(names) - len(labels)} image(s) of {images} cannot be read: repair or remove them.")
     wrong, probabilities = probably_wrong(scores, labels)

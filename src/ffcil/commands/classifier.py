@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ffcil.commands.options import (
+    AllowOutside,
     AsJson,
     Assignments,
     Device,
@@ -21,7 +22,7 @@ from ffcil.commands.options import (
     parse_share,
 )
 from ffcil.commands.output import check_place, print_json, print_table, stoppable, write_csv
-from ffcil.errors import InputError
+from ffcil.errors import InputError, printable
 
 if TYPE_CHECKING:
     from ffcil.classifier.classifier import Classifier
@@ -48,6 +49,7 @@ def learn(
     assignments: Assignments = None,
     device: Device = None,
     imports: Imports = None,
+    allow_outside: AllowOutside = False,
     as_json: AsJson = False,
 ) -> None:
     """Teach a classifier new classes and, if its method can, more images of known ones.
@@ -68,7 +70,7 @@ def learn(
     config = resolve(recipe or "own-images", changes) if new else None
     progress = ConsoleProgress(Console(stderr=True))
     with stoppable(), progress.bars:
-        classifier, notes = teach(model, images, config, changes, device, progress, versions, days)
+        classifier, notes = teach(model, images, config, changes, device, progress, allow_outside, versions, days)
     steps = iter(classifier.steps[len(classifier.steps) - sum(note is not None for note in notes) :])
     if as_json:
         learned = [(next(steps), note) for note in notes if note is not None]
@@ -80,7 +82,7 @@ def learn(
         else:
             step, seconds = next(steps), sum(note["seconds"].values())
             names = ", ".join([*step.names, *(f"{name} (again)" for name in step.again)])
-            print(f"{place}: learned {names} from {note['new_images']:,} images in {seconds:.1f} s")
+            print(printable(f"{place}: learned {names} from {note['new_images']:,} images in {seconds:.1f} s"))
     print(f"{model} knows {len(classifier.class_names)} class(es) from {len(classifier.steps)} step(s)")
 
 
@@ -112,7 +114,7 @@ def predict(
     rows = []
     for image, answer in zip(map(readable, files), answers, strict=True):
         if answer is None:
-            print(f"ffcil: {image} cannot be read and is skipped.", file=sys.stderr)
+            print(printable(f"ffcil: {image} cannot be read and is skipped."), file=sys.stderr)
             continue
         told = None if rate is None else answer.unknown
         for rank, guess in enumerate(answer.guesses, 1):
@@ -124,7 +126,8 @@ def predict(
         print_json(rows)
     elif out is None:
         for row in rows:
-            print(f"{row['image']}\t{row['class']}\t{row['score']:.3f}" + ("\tunknown" if row["unknown"] else ""))
+            unknown = "\tunknown" if row["unknown"] else ""
+            print(printable(f"{row['image']}\t{row['class']}\t{row['score']:.3f}{unknown}"))
 
 
 def measure(
@@ -137,6 +140,7 @@ def measure(
     assignments: Assignments = None,
     device: Device = None,
     imports: Imports = None,
+    allow_outside: AllowOutside = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure the accuracy of a classifier on labelled images: overall, and by the step that introduced a class.
@@ -156,7 +160,7 @@ def measure(
     others = None if unknown is None else image_files([unknown])
     with loaded(model, assignments, device, imports) as classifier:
         rate = None if others is None else usable_false_alarms(classifier, asked)
-        tested = classifier.test(images, others, rate or FALSE_ALARMS)
+        tested = classifier.test(images, others, rate or FALSE_ALARMS, allow_outside)
     if as_json:
         print_json(tested)
         return
@@ -165,7 +169,7 @@ def measure(
         table.add_row(str(number), str(len(step.names)), "" if accuracy is None else f"{accuracy:.1f}")
     print_table(table)
     worst = sorted(tested["by_class"].items(), key=lambda item: item[1])[:WORST]
-    print("lowest: " + ", ".join(f"{name} {accuracy:.1f}" for name, accuracy in worst))
+    print(printable("lowest: " + ", ".join(f"{name} {accuracy:.1f}" for name, accuracy in worst)))
     print(f"expected calibration error: {tested['calibration_error']:.1f} %")
     if detection := tested.get("unknown"):
         print(

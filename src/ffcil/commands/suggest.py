@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from ffcil.commands.classifier import loaded, usable_false_alarms
-from ffcil.commands.options import AsJson, Assignments, Device, FalseAlarms, Imports, Model, parse_share
+from ffcil.commands.options import AllowOutside, AsJson, Assignments, Device, FalseAlarms, Imports, Model, parse_share
 from ffcil.commands.output import check_place, print_json, write_csv
-from ffcil.errors import InputError
+from ffcil.errors import InputError, printable
 
 UNLABELLED = ("image", "order", "group", "unknown", "class", "score")
 LABELLED = ("image", "label", "label_score", "class", "score", "wrong")
@@ -28,6 +28,7 @@ def suggest(
     assignments: Assignments = None,
     device: Device = None,
     imports: Imports = None,
+    allow_outside: AllowOutside = False,
     as_json: AsJson = False,
 ) -> None:
     """Suggest which images to label next and which unknown ones look alike, or which labels look wrong.
@@ -42,7 +43,7 @@ def suggest(
         raise InputError("--false-alarms is for images without labels: leave it out, or leave out --labelled.")
     with loaded(model, assignments, device, imports) as classifier:
         if labelled:
-            rows = _doubts(classifier, folder)
+            rows = _doubts(classifier, folder, allow_outside)
         else:
             rows = _suggestions(classifier, folder, count, usable_false_alarms(classifier, asked), skip_bad)
     if out:
@@ -72,7 +73,7 @@ def _suggestions(classifier: Any, folder: Path, count: int, rate: float | None, 
     ]
 
 
-def _doubts(classifier: Any, folder: Path) -> list[dict[str, Any]]:
+def _doubts(classifier: Any, folder: Path, allow_outside: bool) -> list[dict[str, Any]]:
     from ffcil.classifier.suggesting import doubt_labels
 
     return [
@@ -84,7 +85,7 @@ def _doubts(classifier: Any, folder: Path) -> list[dict[str, Any]]:
             "score": doubt.instead.score,
             "wrong": doubt.wrong,
         }
-        for doubt in doubt_labels(classifier, folder)
+        for doubt in doubt_labels(classifier, folder, allow_outside)
     ]
 
 
@@ -92,16 +93,20 @@ def _print_suggestions(rows: list[dict[str, Any]]) -> None:
     print("label next:")
     for row in rows:
         if row["order"] is not None:
-            print(f"  {row['image']}\t{'unknown' if row['unknown'] else row['class']}\t{row['score']:.3f}")
+            print(printable(f"  {row['image']}\t{'unknown' if row['unknown'] else row['class']}\t{row['score']:.3f}"))
     grouped = sorted((row for row in rows if row["group"] is not None), key=lambda row: row["group"])
     for number, members in groupby(grouped, key=lambda row: row["group"]):
         images = [row["image"] for row in members]
-        print(f"group {number}: {len(images)} unknown images look alike; perhaps they are a new class:")
+        print(printable(f"group {number}: {len(images)} unknown images look alike; perhaps they are a new class:"))
         for image in images:
-            print(f"  {image}")
+            print(printable(f"  {image}"))
 
 
 def _print_doubts(rows: list[dict[str, Any]]) -> None:
     for row in rows:
-        print(f"{row['image']}\t{row['label']}\tperhaps {row['class']}\twrong with probability {row['wrong']:.3f}")
-    print(f"{len(rows)} label(s) look wrong")
+        print(
+            printable(
+                f"{row['image']}\t{row['label']}\tperhaps {row['class']}\twrong with probability {row['wrong']:.3f}"
+            )
+        )
+    print(printable(f"{len(rows)} label(s) look wrong"))

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ffcil.commands.options import AsJson, Device, Imports, Model, import_methods
+from ffcil.commands.options import AllowOutside, AsJson, Device, Imports, Model, import_methods
 from ffcil.commands.output import print_json, print_table, stoppable
+from ffcil.errors import printable
 
 
 def forget(
@@ -28,7 +29,7 @@ def forget(
     import_methods(imports)
     with stoppable(""), changing(model, device, keep_earlier=not everywhere) as classifier:
         classifier.forget(classes)
-    print(f"{model} has forgotten {', '.join(dict.fromkeys(classes))}: version {classifier.version}")
+    print(printable(f"{model} has forgotten {', '.join(dict.fromkeys(classes))}: version {classifier.version}"))
 
 
 def rename(
@@ -47,7 +48,7 @@ def rename(
     import_methods(imports)
     with stoppable(""), changing(model, device) as classifier:
         classifier.rename(old, new)
-    print(f"{model} calls {old} {new} now: version {classifier.version}")
+    print(printable(f"{model} calls {old} {new} now: version {classifier.version}"))
 
 
 def correct(
@@ -58,6 +59,7 @@ def correct(
     ],
     device: Device = None,
     imports: Imports = None,
+    allow_outside: AllowOutside = False,
 ) -> None:
     """Give learned images their right labels, as if they had been learned so. The method must be able to (anyarrival).
 
@@ -69,8 +71,8 @@ def correct(
 
     import_methods(imports)
     with stoppable(""), changing(model, device) as classifier:
-        notes = classifier.correct(images)
-    print(f"{model}: {notes['new_images']:,} image(s) have other labels now: version {classifier.version}")
+        notes = classifier.correct(images, allow_outside=allow_outside)
+    print(printable(f"{model}: {notes['new_images']:,} image(s) have other labels now: version {classifier.version}"))
 
 
 def undo(
@@ -85,7 +87,7 @@ def undo(
     """
     from ffcil.classifier.changing import undo as return_to
 
-    print(f"{model} is at version {return_to(model, to)} now")
+    print(printable(f"{model} is at version {return_to(model, to)} now"))
 
 
 def history(
@@ -117,7 +119,7 @@ def history(
         print_json({"version": version, "other_versions": others, "kept": kept, "changes": changes})
         return
     print_table(_table(changes, version))
-    print(f"version {version} of {model} knows {len(classifier.class_names)} class(es)")
+    print(printable(f"version {version} of {model} knows {len(classifier.class_names)} class(es)"))
     print("other versions to return to: " + (", ".join(map(str, others)) or "none"))
     parts = [
         f"{what} of {part['images']:,} image(s), {part['megabytes']:.1f} MB"
@@ -142,7 +144,7 @@ def _table(changes: list[dict[str, Any]], current: int) -> Any:
         table.add_row(
             f"{change['version']}{' *' if change['version'] == current else ''}",
             change["time"][:16].replace("T", " "),
-            escape(describe_change(change)),
+            escape(printable(describe_change(change))),
             f"{sum(change['images'].values()):,}" if change["images"] else "",
             *("" if accuracy is None else f"{accuracy:.1f}" for accuracy in accuracies),
         )

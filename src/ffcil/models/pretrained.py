@@ -109,7 +109,9 @@ def _build_timm(name: str, hub: bool) -> Any:
         if not hub:
             raise
         raise InputError(
-            f"The weights of {name!r} cannot be downloaded from the hub ({error}): give a file with --set weights=FILE."
+            f"The weights of {name!r} cannot be downloaded from the hub ({_reason(error)}): connect to the internet "
+            "once, give a file with --set weights=FILE, or do without them (--recipe own-images-offline has a small "
+            "network inside the package; --recipe imagenet100 trains one from scratch)."
         ) from error
     if not hasattr(net, "head_hidden_size"):
         raise InputError(f"Backbone {name!r} has no classifier to read the features of: choose another network.")
@@ -166,3 +168,8 @@ def _classifier_keys(net: Any) -> tuple[str, ...]:
     """Beginnings of the keys of a network's classifier."""
     names = net.pretrained_cfg["classifier"] or ()
     return tuple(f"{name}." for name in ([names] if isinstance(names, str) else names))
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error without its full stop. Errors of downloads have many lines."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].strip().rstrip(".:")
