@@ -191,7 +191,7 @@ class AnyArrival(Pretrained):
 
     def compared(self, features: Tensor) -> Tensor:
         # Directions in which images of one class differ count little. Of ten car models that were not learned, groups
-        # by such features found 7 to 10 (70 % of a group are of one model), groups by plain features none.
+        # by such features found 5 to 10 (70 % of a group are of one model), groups by plain features none.
         return Discriminant.of(self.sums).whitened(features, self.shrinkage).float()
 
     def unlearned_scores(self, images: ImageSet) -> Tensor:
