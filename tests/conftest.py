@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import settings
 from PIL import Image
+from torch import Tensor
 
 from ffcil.arrivals import given_arrivals
 from ffcil.config.resolve import resolve
@@ -21,6 +22,7 @@ from ffcil.config.settings import RunConfig
 from ffcil.data.augment import Augmentation
 from ffcil.data.image_set import ImageSet
 from ffcil.methods import Learner, build_learner
+from ffcil.methods.anyarrival import AnyArrival
 from ffcil.stream import Stream
 from ffcil.training.engine import Engine
 from ffcil.training.progress import FitProgress, Listener
@@ -90,6 +92,16 @@ def make_learner() -> Make:
         return build_learner(config, AUGMENTATION, Engine.create("cpu", config.train))
 
     return make
+
+
+@pytest.fixture
+def pixel_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AnyArrival on some pixels, whose values do not depend on the batch as those of a network do in the last bit."""
+
+    def features(self: AnyArrival, images: Tensor) -> Tensor:
+        return torch.nn.functional.pad(images[:, :, ::6, ::6].flatten(1), (0, self.feature_dim - 27))
+
+    monkeypatch.setattr(AnyArrival, "features", features)
 
 
 def begin_second_step(learner: Learner, sizes: Sequence[int] = (2, 3)) -> Stream:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from PIL import Image
 
 from conftest import write_colours
 from ffcil.__main__ import main as start
@@ -370,7 +371,7 @@ def test_learning_predicting_and_testing(ffcil: Command, tmp_path: Path) -> None
     lines = ffcil("predict", "model", first, "--device", "cpu").stdout.splitlines()
     assert [line.split("\t")[1] for line in lines] == [row["class"] for row in rows[:60] if row["rank"] == 1]
     assert ffcil("predict", "model", first, "--device", "cpu", "--out", "all.csv").stdout == ""
-    assert Path("all.csv").read_text().splitlines()[0] == "image,rank,class,score"
+    assert Path("all.csv").read_text().splitlines()[0] == "image,rank,class,score,unknown"
 
 
 def test_mistakes_with_a_classifier(ffcil: Command, tmp_path: Path) -> None:
@@ -407,3 +408,89 @@ def test_mistakes_with_a_classifier(ffcil: Command, tmp_path: Path) -> None:
     assert passed.stderr == "ffcil: bad.png cannot be read and is skipped.\n"
     write_colours(tmp_path / "other", classes=3, images=2)
     assert "Class 'colour 2' is not known" in refused("test", "model", str(tmp_path / "other"), "--device", "cpu")
+
+
+EXACT = ["--recipe", "glyphs", "--set", "method=anyarrival", "--set", "image_size=16", "--set", "options.width=50"]
+
+
+def test_changes_and_history_of_a_classifier(ffcil: Command, tmp_path: Path) -> None:
+    write_colours(tmp_path / "first", classes=3, images=12)
+    write_colours(tmp_path / "second", classes=4, images=4)
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    assert ffcil("learn", "model", first, *EXACT).returncode == 0
+    learned = ffcil("learn", "model", second, "--device", "cpu", "--versions", "4")
+    assert "learned colour 3, colour 0 (again), colour 1 (again), colour 2 (again) from 16 images" in learned.stdout
+    assert ffcil("forget", "model", "colour 1").stdout == "model has forgotten colour 1: version 3\n"
+    assert ffcil("rename", "model", "colour 2", "green").stdout == "model calls colour 2 green now: version 4\n"
+    Path("right.csv").write_text(f"path,label\n{next((tmp_path / 'first' / 'colour 0').iterdir())},green\n")
+    assert "--allow-outside" in ffcil("correct", "model", "right.csv").stderr
+    corrected = ffcil("correct", "model", "right.csv", "--allow-outside")
+    assert corrected.stdout == "model: 1 image(s) have other labels now: version 5\n"
+
+    shown = ffcil("history", "model", "--plot", "history.png")
+    assert Path("history.png").read_bytes().startswith(b"\x89PNG")
+    assert "version 5 of model knows 3 class(es)\nother versions to return to: 2, 3, 4\n" in shown.stdout
+    assert re.search(r"kept of the images: features of \d+ image\(s\), 0\.\d MB", shown.stdout)
+    told = json.loads(ffcil("history", "model", "--json").stdout)
+    assert [change["kind"] for change in told["changes"]] == ["learn", "learn", "forget", "rename", "correct"]
+    assert (told["version"], told["other_versions"]) == (5, [2, 3, 4])
+    assert ffcil("undo", "model").stdout == "model is at version 4 now\n"
+    assert ffcil("undo", "model", "--to", "2").stdout == "model is at version 2 now\n"
+    Image.new("RGB", (16, 16)).save("never.png")
+    Path("never.csv").write_text("path,label\nnever.png,green\n")
+    for arguments, message in (
+        (("forget", "model", "colour 9"), "Unknown class 'colour 9': did you mean"),
+        (("rename", "model", "colour 1", "colour 2"), "Class 'colour 2' is already known"),
+        (
+            ("correct", "model", "never.csv"),
+            "images were never learned, such as never.png: leave them out, or learn them",
+        ),
+        (("undo", "model", "--to", "1"), "model has no version 1: choose one of those that are kept (2, 3, 4, 5)"),
+        (("undo", "nothing"), "There is no classifier in nothing"),
+        (("forget", "nothing", "a"), "There is no classifier in nothing"),
+        (("history", "nothing"), "There is no classifier in nothing"),
+    ):
+        refused = ffcil(*arguments)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused
+        assert message in refused.stderr
+    assert not Path("nothing").exists()
+
+
+def test_unknown_images_and_suggestions(ffcil: Command, tmp_path: Path) -> None:
+    write_colours(tmp_path / "known", classes=4, images=25)
+    (tmp_path / "others").mkdir()
+    (tmp_path / "known" / "colour 3").rename(tmp_path / "others" / "colour 3")
+    known, others = str(tmp_path / "known"), str(tmp_path / "others")
+    assert ffcil("learn", "model", known, *EXACT).returncode == 0
+    rows = json.loads(ffcil("predict", "model", others, "--false-alarms", "10%", "--json").stdout)
+    assert {type(row["novelty"]) for row in rows} == {float}
+    assert rows == json.loads(ffcil("predict", "model", others, "--false-alarms", "0.1", "--json").stdout)
+    lines = ffcil("predict", "model", others, "--false-alarms", "10%").stdout.splitlines()
+    assert [line.endswith("\tunknown") for line in lines] == [row["unknown"] for row in rows]
+    ffcil("predict", "model", others, "--false-alarms", "10%", "--out", "all.csv")
+    assert Path("all.csv").read_text().splitlines()[0] == "image,rank,class,score,unknown"
+    few = ffcil("predict", "model", others, "--false-alarms", "1%")
+    assert few.stderr == "ffcil: no image is called unknown: at 1.00% it takes 99 learned images.\n"
+
+    tested = json.loads(ffcil("test", "model", known, "--unknown", others, "--false-alarms", "10%", "--json").stdout)
+    assert tested["unknown"]["found"] == pytest.approx(100 * sum(row["unknown"] for row in rows) / 25)
+    shown = ffcil("test", "model", known, "--unknown", others).stdout
+    assert re.search(r"expected calibration error: \d+\.\d %\nunknown: \d+\.\d % of 25 images found with", shown)
+
+    suggested = json.loads(ffcil("suggest", "model", others, "--count", "3", "--json").stdout)
+    assert [row["order"] for row in suggested[:3]] == [1, 2, 3]
+    assert ffcil("suggest", "model", others, "--count", "3").stdout.startswith("label next:\n  ")
+    assert ffcil("suggest", "model", known, "--labelled", "--out", "doubts.csv").stdout == ""
+    assert Path("doubts.csv").read_text().splitlines()[0] == "image,label,label_score,class,score,wrong"
+    assert ffcil("suggest", "model", known, "--labelled").stdout.endswith("label(s) look wrong\n")
+    for arguments, message in (
+        (("predict", "model", known, "--false-alarms", "few"), "Cannot read --false-alarms 'few': write a share"),
+        (("predict", "model", known, "--false-alarms", "150%"), "Cannot read --false-alarms '150%'"),
+        (("test", "model", known, "--false-alarms", "1%"), "add --unknown FOLDER"),
+        (("suggest", "model", known, "--labelled", "--false-alarms", "1%"), "is for images without labels"),
+        (("suggest", "model", others, "--labelled"), "Class 'colour 3' is not known"),
+        (("suggest", "model", "nowhere"), "There is no file or folder nowhere"),
+    ):
+        refused = ffcil(*arguments)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused
+        assert message in refused.stderr

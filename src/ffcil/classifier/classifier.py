@@ -7,26 +7,27 @@ is bit-equal (on a CPU) to the learner of a `Run` over the same classes in the s
 import itertools
 import math
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from ffcil.calibration import expected_calibration_error
-from ffcil.classifier.history import Change
+from ffcil.classifier.history import Change, names_today
 from ffcil.classifier.steps import LearningFile, Step
-from ffcil.classifier.versions import KEPT, MODEL, Versions
+from ffcil.classifier.unknown import measure_detection
+from ffcil.classifier.versions import MODEL, Retention, Versions, check_model
 from ffcil.config.earlier import renewed
 from ffcil.config.resolve import build_config, merge_overrides
 from ffcil.config.settings import RunConfig
 from ffcil.data.image_set import ImageSet
-from ffcil.data.own_images import DEFAULT_SIZE, own_augmentation
-from ffcil.data.pictures import Picture, frames, image_set_of, store_frames
+from ffcil.data.own_images import DEFAULT_SIZE, TRAIN, own_augmentation
+from ffcil.data.pictures import Frame, Picture, frames, image_set_of, store_frames
 from ffcil.data.placement import place
 from ffcil.data.ragged import Images, RaggedImages
 from ffcil.data.sources import list_own
@@ -46,6 +47,7 @@ from ffcil.training.progress import Listener
 
 Labelled = str | Path | ImageSet | Dataset[Any]
 """A folder of class folders, a Parquet or CSV file, an `ImageSet`, or any map-style data set of (image, label)."""
+Value = TypeVar("Value")
 LEARNING = "learning.safetensors"
 FALSE_ALARMS = 0.05
 """Default share of images of known classes that may be called unknown."""
@@ -77,6 +79,20 @@ class Answer:
     """Whether the novelty is above the limit for the chosen rate of false alarms."""
 
 
+@dataclass(frozen=True)
+class Description:
+    """What a classifier computes for images."""
+
+    read: tuple[int, ...]
+    """Positions of the images that could be read. All others are left out below."""
+    scores: Tensor
+    """Scores of the classes, [N, C]."""
+    novelty: Tensor | None
+    """How unlike everything learned each image is, [N]; None if too few images were learned."""
+    features: Tensor
+    """Features, [N, D]. Cosines of `Learner.compared` features compare images."""
+
+
 class Classifier:
     """`classifier.learn("monday/"); classifier.learn("tuesday/"); classifier.predict(["what.jpg"])`
 
@@ -90,6 +106,8 @@ class Classifier:
         self.steps: list[Step] = []
         self.version = 0
         """Number of the version that was loaded or saved last; 0 if there is none."""
+        self.retention = Retention()
+        """Versions that `save` keeps."""
         self._changes: list[Change] = []
         """The history; changes that are not saved yet have version 0."""
         self._identity = ""
@@ -171,10 +189,13 @@ class Classifier:
         """Remove classes, if the method can. The classifier is then as if it had never seen them."""
         gone = tuple(dict.fromkeys(names))
         positions = [self._position(name) for name in gone]
+        known = self.learner.known_features()
+        counts = [] if known is None else known[1].bincount(minlength=len(self.class_names)).tolist()
         self.learner.forget(positions)
         self.steps = [step.without(gone) for step in self.steps]
         self._kept = replace(self._kept, class_names=self.class_names)
-        self._changed("forget", gone=gone)
+        images = {name: -counts[k] for name, k in zip(gone, positions, strict=True)} if counts else {}
+        self._changed("forget", images, gone=gone)
 
     def rename(self, old: str, new: str) -> None:
         """Give a class another name."""
@@ -185,18 +206,19 @@ class Classifier:
         self._kept = replace(self._kept, class_names=self.class_names)
         self._changed("rename", new=(new,), gone=(old,))
 
-    def correct(self, images: Labelled, listener: Listener | None = None) -> dict[str, Any]:
+    def correct(
+        self, images: Labelled, listener: Listener | None = None, allow_outside: bool = False
+    ) -> dict[str, Any]:
         """Give images that were learned other labels, if the method can: those that they have now.
 
-        The classifier is then as if it had learned them so from the start. A label may be a new class."""
-        right = self.read(images)
+        The classifier is then as if it had learned them so from the start. A label may be a new class. With
+        `allow_outside`, a table may name files outside its own folder."""
+        right = self.read(images, allow_outside)
         before, steps, changes = copied(self.learner.state()), list(self.steps), list(self._changes)
         try:
             found = self.learner.remove(right.to(self.engine.device))
             if not found.all():
-                raise InputError(
-                    f"{int((~found).sum())} of {len(found)} images were never learned: leave them out, or learn them."
-                )
+                raise _never_learned(images, found)
             notes = self.learn(right, listener=listener)
         except BaseException:
             self.steps, self._changes = steps, changes
@@ -207,26 +229,39 @@ class Classifier:
 
     def history(self) -> list[dict[str, Any]]:
         """The changes in order: what came or went when, and the accuracy on left-out images then and now."""
+        today = names_today(self._changes)
+        return [
+            {**change.state(), "accuracy_now": self._left_out_accuracy(names)}
+            for change, names in zip(self._changes, today, strict=True)
+        ]
+
+    def kept(self) -> dict[str, dict[str, float]]:
+        """What is kept of the learned images: number and megabytes of `exemplars`, and of `features` of images."""
+        images = self._kept.images
+        pixels = images if isinstance(images, Tensor) else images.pixels
+        known = self.learner.known_features()
+        return {
+            "exemplars": {"images": len(self._kept), "megabytes": pixels.nbytes / 1e6},
+            "features": {"images": len(known[0]) if known else 0, "megabytes": known[0].nbytes / 1e6 if known else 0},
+        }
+
+    def _left_out_accuracy(self, names: Iterable[str]) -> float | None:
+        """Accuracy in percent on left-out images of those of the classes that are known; None if it is not known."""
         counts = self.learner.left_out_counts() if self.class_names else None
-
-        def now(names: Iterable[str]) -> float | None:
-            """Present accuracy of those classes that are still known, in percent."""
-            rows = [self.class_names.index(name) for name in names if name in self.class_names]
-            if counts is None or not rows or not counts[1][rows].any():
-                return None
-            return 100 * float(counts[0][rows].sum() / counts[1][rows].sum())
-
-        return [{**change.state(), "accuracy_now": now(change.new)} for change in self._changes]
+        position = {name: k for k, name in enumerate(self.class_names)}
+        rows = [position[name] for name in names if name in position]
+        if counts is None or not rows or not counts[1][rows].any():
+            return None
+        return 100 * float(counts[0][rows].sum() / counts[1][rows].sum())
 
     def _changed(
         self, kind: str, images: Mapping[str, int] | None = None, new: tuple[str, ...] = (), gone: tuple[str, ...] = ()
     ) -> None:
         """Note a change in the history."""
         self._identity, self._saved = uuid.uuid4().hex, False
-        counts = self.learner.left_out_counts()
-        measured = counts is not None and bool(counts[1].any())
-        accuracy = 100 * float(counts[0].sum() / counts[1].sum()) if counts is not None and measured else None
-        self._changes.append(Change(0, kind, images or {}, new, gone, accuracy))
+        change = Change(0, kind, images or {}, new, gone)
+        accuracy, of_new = map(self._left_out_accuracy, (self.class_names, change.learned))
+        self._changes.append(replace(change, accuracy=accuracy, new_accuracy=of_new))
 
     def _position(self, name: str) -> int:
         if name not in self.class_names:
@@ -324,8 +359,7 @@ class Classifier:
             raise InputError(f"top is {top}: it must be at least 1.")
         limit = math.inf if false_alarms is None else self.learner.novelty_limit(false_alarms)
         answers: list[Answer | None] = []
-        for batch in frames(images, self.size, self.config.evaluate_batch, skip_bad):
-            store = store_frames([frame for frame in batch if isinstance(frame, Tensor)], self.size)
+        for batch, store in self._stores(images, skip_bad):
             scores, novelty = self._open_scores(store)
             best = scores.softmax(dim=1).topk(min(top, len(names)), dim=1)
             strange = [None] * len(scores) if novelty is None else novelty.tolist()
@@ -340,22 +374,69 @@ class Classifier:
             answers += [next(found) if isinstance(frame, Tensor) else None for frame in batch]
         return answers
 
-    def test(self, images: Labelled, allow_outside: bool = False) -> dict[str, Any]:
-        """Accuracy in percent on labelled images of known classes: overall, by step, and by class. If the images have
-        a split, the test images are used. With `allow_outside`, a table may name files outside its own folder."""
-        labelled = self._read(images, allow_outside)[1]
-        names = self.class_names
-        position = {name: k for k, name in enumerate(names)}
+    @property
+    def usual_false_alarms(self) -> float | None:
+        """The default share of false alarms; None if the method cannot tell unknown images."""
+        return FALSE_ALARMS if self.learner.tells_unknown else None
+
+    def describe(self, images: Iterable[Picture], skip_bad: bool = False) -> Description:
+        """Scores, novelty and features of images, if the method can compare images."""
+        parts: list[tuple[Tensor, Tensor | None, Tensor]] = []
+        read: list[int] = []
+        number = 0
+        for batch, store in self._stores(images, skip_bad):
+            read += [number + k for k, frame in enumerate(batch) if isinstance(frame, Tensor)]
+            number += len(batch)
+            parts += self._over(store, self.learner.describe)
+        if not parts:
+            raise InputError("There is no image that can be read: give some.")
+        novelty = [value for _, value, _ in parts if value is not None]
+        return Description(
+            tuple(read),
+            torch.cat([scores for scores, _, _ in parts]).cpu(),
+            torch.cat(novelty).cpu() if novelty else None,
+            torch.cat([features for _, _, features in parts]).cpu(),
+        )
+
+    def unlearned_scores(self, images: Labelled, allow_outside: bool = False) -> tuple[Tensor, Tensor]:
+        """Scores [N, classes] of labelled images, not calibrated, as if they had not been learned if the method can do
+        that, and their labels [N]. If they have a split, the training images are used. With `allow_outside`, a table
+        may name files outside its own folder."""
+        labelled, labels = self._known(self.read(images, allow_outside))
+        with self.engine.settled(), evaluating(self.learner):
+            return self.learner.unlearned_scores(labelled.to(self.engine.device)).cpu(), labels
+
+    def _known(self, labelled: ImageSet) -> tuple[ImageSet, Tensor]:
+        """Images of known classes, with their classes as positions in `class_names` [N]."""
+        position = {name: k for k, name in enumerate(self.class_names)}
         if strangers := [name for name in labelled.class_names if name not in position]:
             raise InputError(f"Class {strangers[0]!r} is not known: teach it to the classifier, or leave it out.")
+        return labelled, torch.tensor([position[name] for name in labelled.class_names])[labelled.labels.cpu()]
+
+    def test(
+        self,
+        images: Labelled,
+        unknown: Iterable[Picture] | None = None,
+        false_alarms: float = FALSE_ALARMS,
+        allow_outside: bool = False,
+    ) -> dict[str, Any]:
+        """Measure the classifier on labelled images of known classes: accuracy overall, by step and by class, and the
+        expected calibration error, all in percent. If the images have a split, the test images are used.
+
+        Args:
+            unknown: Images of no known class. With them, `unknown` says how well they are told from the others.
+            false_alarms: Share of images of known classes that may be called unknown.
+            allow_outside: Whether a table may name files outside its own folder.
+        """
+        labelled, true = self._known(self._read(images, allow_outside)[1])
         if not len(labelled):
             raise InputError("There are no images to test on: add some.")
-        true = torch.tensor([position[name] for name in labelled.class_names])[labelled.labels.cpu()]
-        scores = self._scores(labelled.images)
+        names = self.class_names
+        scores, novelty = self._open_scores(labelled.images)
         table = Confusion.count(true.numpy(), scores.argmax(dim=1).numpy(), len(names))
         ends = itertools.accumulate(len(step.names) for step in self.steps)
-        by_class = {name: table.accuracy(slice(k, k + 1)) for name, k in position.items()}
-        return {
+        by_class = {name: table.accuracy(slice(k, k + 1)) for k, name in enumerate(names)}
+        measured: dict[str, Any] = {
             "images": len(labelled),
             "accuracy": table.accuracy(),
             "calibration_error": 100 * expected_calibration_error(scores.softmax(dim=1), true),
@@ -364,6 +445,19 @@ class Classifier:
             ],
             "by_class": {name: accuracy for name, accuracy in by_class.items() if accuracy is not None},
         }
+        if unknown is not None:
+            limit = self.learner.novelty_limit(false_alarms)
+            others = self.describe(unknown)
+            if novelty is None or others.novelty is None:
+                raise InputError("There are too few learned images to tell unknown ones: learn more.")
+            detection = measure_detection((scores, novelty), (others.scores, others.novelty), limit)
+            measured["unknown"] = asdict(detection)
+        return measured
+
+    def _stores(self, images: Iterable[Picture], skip_bad: bool) -> Iterator[tuple[list[Frame], Images]]:
+        """Batches of images, and a store of those of each batch that can be read."""
+        for batch in frames(images, self.size, self.config.evaluate_batch, skip_bad):
+            yield batch, store_frames([frame for frame in batch if isinstance(frame, Tensor)], self.size)
 
     def _scores(self, store: Images) -> Tensor:
         """Scores of the images of a store by the scored classifier, [N, classes] on the CPU."""
@@ -371,31 +465,39 @@ class Classifier:
 
     def _open_scores(self, store: Images) -> tuple[Tensor, Tensor | None]:
         """These scores, and the novelty of the images [N] if the method knows it."""
-        learner, device = self.learner, self.engine.device
-        images = place(store, device) if isinstance(store, Tensor) else store.to(device)
-        with self.engine.settled(), evaluating(learner):
-            rows = torch.arange(len(store))
-            batches = list(learner.over(images, rows, learner.open_scores))
+        batches = self._over(store, self.learner.open_scores)
         scores = torch.cat([torch.empty(0, len(self.class_names)), *(scores.cpu() for scores, _ in batches)])
         novelty = [value.cpu() for _, value in batches if value is not None]
         return scores, torch.cat(novelty) if novelty else None
 
+    def _over(self, store: Images, compute: Callable[[Tensor], Value]) -> list[Value]:
+        """Apply `compute` to the images of a store, batch by batch."""
+        learner, device = self.learner, self.engine.device
+        images = place(store, device) if isinstance(store, Tensor) else store.to(device)
+        with self.engine.settled(), evaluating(learner):
+            return list(learner.over(images, torch.arange(len(store)), compute))
+
     # --- keeping --------------------------------------------------------------------------------------------------
 
-    def save(self, folder: str | Path, versions: int = KEPT, days: float | None = None) -> None:
+    def save(self, folder: str | Path, versions: int | None = None, days: float | None = None) -> None:
         """Save everything but the pre-trained network as a new version in a folder, and switch to it at one moment.
 
         Args:
-            versions: Number of versions that are kept.
-            days: Age at which versions are removed, too; the current one always stays.
+            versions: Number of versions that are kept, now and from now on.
+            days: Age at which versions are removed, too, now and from now on; the current one always stays.
         """
+        self.retention = self.retention.changed(versions, days)
         folder = Path(folder).resolve()
         if (folder / MODEL).is_file() and folder != self._home:
             raise InputError(f"There is another classifier in {folder}: choose another folder, or remove it first.")
-        if self._saved and folder == self._home and (folder / MODEL).is_file():
-            return
         folder.mkdir(parents=True, exist_ok=True)
         files = Versions(folder)
+        if not (self._saved and folder == self._home and files.current.is_file()):
+            self._write(files)
+            (folder / LEARNING).unlink(missing_ok=True)
+        files.prune(self.version, self.retention.versions, self.retention.days)
+
+    def _write(self, files: Versions) -> None:
         number = files.next_number()
         changes = [change if change.version else replace(change, version=number) for change in self._changes]
         images = self._kept.images
@@ -405,21 +507,19 @@ class Classifier:
             "steps": [asdict(step) for step in self.steps],
             "version": number,
             "changes": [change.state() for change in changes],
+            "retention": asdict(self.retention),
             "identity": self._identity,
             "learner": self.learner.state(),
             "kept": {**kept, "labels": self._kept.labels},
         }
         files.write(state, number)
-        files.prune(number, versions, days)
-        self._home, self._saved, self.version, self._changes = folder, True, number, changes
-        (folder / LEARNING).unlink(missing_ok=True)
+        self._home, self._saved, self.version, self._changes = files.folder, True, number, changes
 
     @classmethod
     def load(cls, folder: str | Path, device: str | None = None, changes: Mapping[str, Any] | None = None) -> Self:
         """Load what `save` wrote, with nested `changes` to the fields of its configuration that are in `CHANGEABLE`."""
         folder = Path(folder)
-        if not (folder / MODEL).is_file():
-            raise InputError(f"There is no classifier in {folder}: make one with `ffcil learn {folder} IMAGES`.")
+        check_model(folder)
         state = Versions(folder).read()
         config = renewed(state["config"])
         if config["method"] not in METHODS:
@@ -441,7 +541,9 @@ class Classifier:
             Step(tuple(step["names"]), step["digest"], tuple(step.get("again", ()))) for step in state["steps"]
         ]
         classifier._changes = [Change.restored(change) for change in state.get("changes", [])]
-        classifier.version, classifier._saved = state.get("version", 0), not differing
+        # a model of a release without versions is its own first one
+        classifier.version, classifier._saved = state.get("version", 1), not differing
+        classifier.retention = Retention(**state.get("retention", {}))
         kept = state["kept"]
         images = kept["images"] if "images" in kept else RaggedImages.packed(kept["pixels"], kept["sizes"])
         classifier._kept = ImageSet(images, kept["labels"], classifier.class_names)
@@ -465,6 +567,16 @@ def _absolute(config: RunConfig) -> RunConfig:
     if not config.weights or not Path(config.weights).is_file():
         return config
     return config.model_copy(update={"weights": str(Path(config.weights).resolve())})
+
+
+def _never_learned(images: Labelled, found: Tensor) -> InputError:
+    """The error for images to correct that were never learned, with the name of the first one if it is a file."""
+    missing = (~found).nonzero().flatten().tolist()
+    rest = "leave them out, or learn them"
+    if not isinstance(images, str | Path):
+        return InputError(f"{len(missing)} of {len(found)} images were never learned: {rest}.")
+    name = list_own(Path(images).expanduser()).undivided().names_of(TRAIN)[missing[0]]
+    return InputError(f"{len(missing)} of {len(found)} images were never learned, such as {name}: {rest}.")
 
 
 def _untested(step: int, before: int, now: int, train: ImageSet, rows: Tensor) -> Increment:

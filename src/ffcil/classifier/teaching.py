@@ -26,10 +26,16 @@ def teach(
     device: str | None = None,
     listener: Listener | None = None,
     allow_outside: bool = False,
+    versions: int | None = None,
+    days: float | None = None,
 ) -> tuple[Classifier, list[Notes | None]]:
     """Load the classifier in `folder`, with `changes` to its configuration, or create it from `config`; then let it
     learn step by step, and save it after each step. With `allow_outside`, a table of images may name files outside its
     own folder.
+
+    Args:
+        versions: Number of versions that are kept, now and from now on.
+        days: Age at which versions are removed, too, now and from now on.
 
     Returns:
         The classifier, and the notes of `learn` for each step, None for a step that was learned before.
@@ -51,8 +57,10 @@ def teach(
                 notes.append(None)
                 continue
             notes.append(classifier.learn(new, folder, listener, stop))
-            classifier.save(folder)
+            classifier.save(folder, versions, days)
             stop.raise_if_requested()
+        if classifier.version and (versions, days) != (None, None):  # also if there was nothing to learn
+            classifier.save(folder, versions, days)
     return classifier, notes
 
 

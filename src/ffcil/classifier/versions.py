@@ -8,8 +8,9 @@ import os
 import re
 import shutil
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ffcil.errors import InputError
 from ffcil.runs.atomic import remove_drafts
@@ -17,11 +18,37 @@ from ffcil.runs.checkpoint import load_state, save_state
 
 MODEL = "model.safetensors"
 FOLDER = "versions"
-REMEDY = "restore a copy of it, go back with `ffcil undo`, or create a new classifier in another folder"
+REMEDY = "restore a copy of it, return to a version with `ffcil undo MODEL --to VERSION`, or create another classifier"
 KEPT = 5
 """Number of versions that are kept by default."""
 _NAME = re.compile(r"(\d{6,})\.safetensors")
 _DAY = 86400.0
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Which versions are kept beside the current one."""
+
+    versions: int = KEPT
+    """Number of latest versions that are kept."""
+    days: float | None = None
+    """Age at which versions are removed, too; None: at no age."""
+
+    def changed(self, versions: int | None = None, days: float | None = None) -> Self:
+        """The same with values that are not None."""
+        if versions is not None and versions < 1:
+            raise InputError(f"versions is {versions}: it must be at least 1.")
+        return replace(
+            self,
+            versions=self.versions if versions is None else versions,
+            days=self.days if days is None else days,
+        )
+
+
+def check_model(folder: Path) -> None:
+    """Raise an error if there is no classifier in a folder."""
+    if not (folder / MODEL).is_file():
+        raise InputError(f"There is no classifier in {folder}: make one with `ffcil learn {folder} IMAGES`.")
 
 
 class Versions:
@@ -42,6 +69,17 @@ class Versions:
     def path(self, number: int) -> Path:
         return self.folder / FOLDER / f"{number:06d}.safetensors"
 
+    def previous(self) -> int:
+        """The number of the version that the current one was made from."""
+        state = self.read()
+        current = state.get("version", 1)
+        changes = [change["version"] for change in state.get("changes", [])]
+        # the model of a release without versions has no changes
+        for known in (changes, self.numbers()):
+            if earlier := [number for number in known if number < current]:
+                return max(earlier)
+        raise InputError(f"{self.folder} is at its first version: there is nothing to undo.")
+
     def next_number(self) -> int:
         """The number of the next version. The model of a release without versions becomes the first one."""
         numbers = self.numbers()
@@ -60,19 +98,23 @@ class Versions:
 
     def read(self, number: int | None = None) -> dict[str, Any]:
         """The state of the current version, or of another one."""
-        return load_state(self.current if number is None else self.path(number), REMEDY)
+        return load_state(self.current if number is None else self._find(number), REMEDY)
 
     def switch(self, number: int) -> None:
         """Make a version the current one."""
-        path = self.path(number)
-        if not path.is_file():
-            there = ", ".join(map(str, self.numbers())) or "none"
-            raise InputError(f"{self.folder} has no version {number}: choose one of those that are kept ({there}).")
+        path = self._find(number)
         draft = self.folder / f".{MODEL}.draft"
         draft.unlink(missing_ok=True)
         _another_name(path, draft)
         draft.replace(self.current)
         _flush(self.folder)
+
+    def _find(self, number: int) -> Path:
+        path = self.path(number)
+        if not path.is_file():
+            there = ", ".join(map(str, self.numbers())) or "none"
+            raise InputError(f"{self.folder} has no version {number}: choose one of those that are kept ({there}).")
+        return path
 
     def prune(self, current: int, count: int = KEPT, days: float | None = None) -> list[int]:
         """Remove all versions but the current one and the latest `count`, and those older than `days`. Returns the

@@ -1,6 +1,6 @@
 """`ffcil learn`, `ffcil predict` and `ffcil test`: a classifier of your own images."""
 
-import csv
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,14 +9,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ffcil.commands.options import AllowOutside, AsJson, Assignments, Device, Imports, Texts, import_methods
-from ffcil.commands.output import print_json, print_table, stoppable
+from ffcil.commands.options import (
+    AllowOutside,
+    AsJson,
+    Assignments,
+    Device,
+    FalseAlarms,
+    Imports,
+    Model,
+    Texts,
+    import_methods,
+    parse_share,
+)
+from ffcil.commands.output import check_place, print_json, print_table, stoppable, write_csv
 from ffcil.errors import InputError, printable
 
 if TYPE_CHECKING:
     from ffcil.classifier.classifier import Classifier
 
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the classifier.")]
+COLUMNS = ("image", "rank", "class", "score", "unknown")
+"""Columns of the CSV file of `ffcil predict`."""
 WORST = 5
 """Number of classes that `ffcil test` names, those with the lowest accuracy."""
 
@@ -25,18 +37,24 @@ def learn(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the classifier; created if it is new.")],
     images: Annotated[
         list[Path],
-        typer.Argument(metavar="IMAGES...", help="New classes: a folder with one folder per class, .parquet or .csv."),
+        typer.Argument(metavar="IMAGES...", help="Labelled images: a folder of class folders, .parquet or .csv."),
     ],
     recipe: Annotated[str | None, typer.Option(help="Recipe of a new classifier (default: own-images).")] = None,
+    versions: Annotated[
+        int | None, typer.Option(help="Number of latest versions to keep, also later (default: 5).", min=1)
+    ] = None,
+    days: Annotated[
+        float | None, typer.Option(help="Also remove versions that are older than this, also later.", min=0)
+    ] = None,
     assignments: Assignments = None,
     device: Device = None,
     imports: Imports = None,
     allow_outside: AllowOutside = False,
     as_json: AsJson = False,
 ) -> None:
-    """Teach a classifier any number of new classes. The same command resumes an interrupted one.
+    """Teach a classifier new classes and, if its method can, more images of known ones.
 
-    Several IMAGES are learned one after another.
+    The same command resumes an interrupted one. Several IMAGES are learned one after another.
     After the first call, --set can only change weights, memory, train, evaluate_batch and checkpoint_seconds.
     """
     from rich.console import Console
@@ -52,16 +70,18 @@ def learn(
     config = resolve(recipe or "own-images", changes) if new else None
     progress = ConsoleProgress(Console(stderr=True))
     with stoppable(), progress.bars:
-        classifier, notes = teach(model, images, config, changes, device, progress, allow_outside)
+        classifier, notes = teach(model, images, config, changes, device, progress, allow_outside, versions, days)
     steps = iter(classifier.steps[len(classifier.steps) - sum(note is not None for note in notes) :])
     if as_json:
-        print_json([{"classes": list(next(steps).names), **note} for note in notes if note is not None])
+        learned = [(next(steps), note) for note in notes if note is not None]
+        print_json([{"classes": list(step.names), "again": list(step.again), **note} for step, note in learned])
         return
     for place, note in zip(images, notes, strict=True):
         if note is None:
             print(f"{place} was learned before")
         else:
-            names, seconds = ", ".join(next(steps).names), sum(note["seconds"].values())
+            step, seconds = next(steps), sum(note["seconds"].values())
+            names = ", ".join([*step.names, *(f"{name} (again)" for name in step.again)])
             print(printable(f"{place}: learned {names} from {note['new_images']:,} images in {seconds:.1f} s"))
     print(f"{model} knows {len(classifier.class_names)} class(es) from {len(classifier.steps)} step(s)")
 
@@ -70,54 +90,77 @@ def predict(
     model: Model,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Image files, or folders of them.")],
     top: Annotated[int, typer.Option(help="Number of classes per image, most likely first.", min=1)] = 1,
-    out: Annotated[Path | None, typer.Option(help="CSV file with the columns image, rank, class and score.")] = None,
+    false_alarms: FalseAlarms = None,
+    out: Annotated[Path | None, typer.Option(help=f"CSV file with the columns {', '.join(COLUMNS)}.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Name and skip images that cannot be read.")] = False,
     assignments: Assignments = None,
     device: Device = None,
     imports: Imports = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict the class of each image among all learned classes."""
+    """Predict the class of each image among all learned classes, and say which images are of none of them.
+
+    Example: ffcil predict model photos/ --top 3 --false-alarms 1%
+    """
     from ffcil.data.layouts import image_files
     from ffcil.data.own_images import readable
 
     files = image_files(images)
-    if out and not out.absolute().parent.is_dir():  # Checked before the work, not after it.
-        raise InputError(f"There is no folder {out.absolute().parent} for {out.name}: create it, or choose another.")
-    with _loaded(model, assignments, device, imports) as classifier:
-        guesses = classifier.predict(files, top, skip_bad)
+    check_place(out)
+    asked = None if false_alarms is None else parse_share(false_alarms, "--false-alarms")
+    with loaded(model, assignments, device, imports) as classifier:
+        rate = usable_false_alarms(classifier, asked)
+        answers = classifier.answer(files, top, rate, skip_bad)
     rows = []
-    for image, ranked in zip(map(readable, files), guesses, strict=True):
-        if not ranked:
+    for image, answer in zip(map(readable, files), answers, strict=True):
+        if answer is None:
             print(printable(f"ffcil: {image} cannot be read and is skipped."), file=sys.stderr)
-        for rank, guess in enumerate(ranked, 1):
-            rows.append({"image": image, "rank": rank, "class": guess.name, "score": guess.score})
+            continue
+        told = None if rate is None else answer.unknown
+        for rank, guess in enumerate(answer.guesses, 1):
+            row = {"image": image, "rank": rank, "class": guess.name, "score": guess.score, "unknown": told}
+            rows.append({**row, "novelty": answer.novelty})
     if out:
-        with out.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, ["image", "rank", "class", "score"])
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(out, COLUMNS, [{name: row[name] for name in COLUMNS} for row in rows])
     if as_json:
         print_json(rows)
     elif out is None:
         for row in rows:
-            print(printable(f"{row['image']}\t{row['class']}\t{row['score']:.3f}"))
+            unknown = "\tunknown" if row["unknown"] else ""
+            print(printable(f"{row['image']}\t{row['class']}\t{row['score']:.3f}{unknown}"))
 
 
 def measure(
     model: Model,
     images: Annotated[Path, typer.Argument(metavar="IMAGES", help="Labelled images, in a form that `learn` reads.")],
+    unknown: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Images of no known class: measure how many are found.")
+    ] = None,
+    false_alarms: FalseAlarms = None,
     assignments: Assignments = None,
     device: Device = None,
     imports: Imports = None,
     allow_outside: AllowOutside = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the accuracy of a classifier on labelled images: overall, and by the step that introduced a class."""
+    """Measure the accuracy of a classifier on labelled images: overall, and by the step that introduced a class.
+
+    The expected calibration error says by how much scores and accuracy differ.
+
+    Example: ffcil test model labelled/ --unknown others/
+    """
     from rich.table import Table
 
-    with _loaded(model, assignments, device, imports) as classifier:
-        tested = classifier.test(images, allow_outside)
+    from ffcil.classifier.classifier import FALSE_ALARMS
+    from ffcil.data.layouts import image_files
+
+    asked = None if false_alarms is None else parse_share(false_alarms, "--false-alarms")
+    if asked is not None and unknown is None:
+        raise InputError("--false-alarms is for unknown images: add --unknown FOLDER, or leave it out.")
+    others = None if unknown is None else image_files([unknown])
+    with loaded(model, assignments, device, imports) as classifier:
+        rate = None if others is None else usable_false_alarms(classifier, asked)
+        tested = classifier.test(images, others, rate or FALSE_ALARMS, allow_outside)
     if as_json:
         print_json(tested)
         return
@@ -127,10 +170,26 @@ def measure(
     print_table(table)
     worst = sorted(tested["by_class"].items(), key=lambda item: item[1])[:WORST]
     print(printable("lowest: " + ", ".join(f"{name} {accuracy:.1f}" for name, accuracy in worst)))
+    print(f"expected calibration error: {tested['calibration_error']:.1f} %")
+    if detection := tested.get("unknown"):
+        print(
+            f"unknown: {detection['found']:.1f} % of {detection['images']:,} images found with "
+            f"{detection['false_alarms']:.1f} % false alarms, AUROC {detection['auroc']:.1f}; by the highest score: "
+            f"{detection['softmax_found']:.1f} % found, AUROC {detection['softmax_auroc']:.1f}"
+        )
+
+
+def usable_false_alarms(classifier: "Classifier", asked: float | None) -> float | None:
+    """The rate of false alarms that was asked for, or the default one. A rate that needs more images is reported."""
+    rate = classifier.usual_false_alarms if asked is None else asked
+    if rate is not None and math.isinf(classifier.learner.novelty_limit(rate)):
+        needed = math.ceil(1 / rate) - 1
+        print(f"ffcil: no image is called unknown: at {rate:.2%} it takes {needed:,} learned images.", file=sys.stderr)
+    return rate
 
 
 @contextmanager
-def _loaded(model: Path, assignments: Texts, device: str | None, imports: Texts) -> Iterator["Classifier"]:
+def loaded(model: Path, assignments: Texts, device: str | None, imports: Texts) -> Iterator["Classifier"]:
     """A classifier for as long as it is used: an interrupt, or a lack of memory, ends the command with a sentence."""
     from ffcil.classifier.classifier import Classifier
     from ffcil.config.resolve import parse_assignments

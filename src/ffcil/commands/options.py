@@ -5,7 +5,18 @@ from typing import Annotated
 
 import typer
 
+from ffcil.errors import InputError
+
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the classifier.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON on standard output.")]
+FalseAlarms = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SHARE",
+        help="Share of images of known classes that may be called unknown: 1% or 0.01 (default: 5% if the method can "
+        "tell unknown images).",
+    ),
+]
 Data = Annotated[Path | None, typer.Option(help="File or folder of the data set (default: $FFCIL_DATA or the cache).")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda if available).")]
 AllowOutside = Annotated[
@@ -23,6 +34,18 @@ Assignments = Annotated[
 def listed(texts: Texts) -> list[str]:
     """`["a,b", "c"]` as `["a", "b", "c"]`."""
     return [part.strip() for text in texts or [] for part in text.split(",") if part.strip()]
+
+
+def parse_share(text: str, option: str) -> float:
+    """`1%` and `0.01` as 0.01."""
+    number = text.strip()
+    try:
+        share = float(number[:-1]) / 100 if number.endswith("%") else float(number)
+    except ValueError:
+        share = -1.0
+    if not 0 < share < 1:
+        raise InputError(f"Cannot read {option} {text!r}: write a share between 0 and 1, such as 0.01 or 1%.")
+    return share
 
 
 def import_methods(files: Texts) -> None:

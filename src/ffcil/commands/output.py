@@ -1,20 +1,36 @@
 """Output of the commands as JSON or a table, and their reaction to Ctrl-C."""
 
+import csv
 import errno
 import json
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
 
+from ffcil.errors import InputError
 from ffcil.runs.stopping import hang_up, leave_terminal
 
 
 def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def check_place(path: Path | None) -> None:
+    """Raise an error if the folder of a file to write does not exist. Called before the work, not after it."""
+    if path and not path.absolute().parent.is_dir():
+        raise InputError(f"There is no folder {path.absolute().parent} for {path.name}: create it, or choose another.")
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def print_table(table: Any) -> None:

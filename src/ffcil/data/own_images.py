@@ -91,6 +91,10 @@ class Listing:
         """Number of images of each class in a part, [classes]."""
         return np.bincount(self.labels[self.parts == part], minlength=len(self.class_names))
 
+    def names_of(self, part: int) -> list[str]:
+        """Names of the images of a part, in the order in which `load` returns them if all of them are readable."""
+        return [name for name, own in zip(self.names, self.parts.tolist(), strict=True) if own == part]
+
     def ignored_message(self) -> str:
         """Message about the ignored files."""
         first = ", ".join(self.ignored[:_NAMED]) + (", ..." if len(self.ignored) > _NAMED else "")

@@ -162,6 +162,24 @@ class Learner(nn.Module, ABC):
         the method cannot say."""
         return self.logits(images)[self.scored], None
 
+    def describe(self, images: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """What `open_scores` gives, and the features of the images, [B, D]."""
+        raise self._cannot("compare images")
+
+    def compared(self, features: Tensor) -> Tensor:
+        """Features in which cosines compare images, from those of `describe` and `known_features`: [N, D] -> [N, D]"""
+        return features
+
+    def unlearned_scores(self, images: ImageSet) -> Tensor:
+        """Scores of images [N, classes], not calibrated; if the method can, as if none of them had been learned."""
+        rows = torch.arange(len(images))
+        return torch.cat([scores for scores, _ in self.over(images.images, rows, self.open_scores)])
+
+    @property
+    def tells_unknown(self) -> bool:
+        """Whether `open_scores` has novelties, and `novelty_limit` a limit on them."""
+        return False
+
     def novelty_limit(self, false_alarms: float) -> float:
         """The novelty that this share of images of known classes exceeds."""
         raise self._cannot("tell unknown images")
@@ -169,6 +187,10 @@ class Learner(nn.Module, ABC):
     def left_out_counts(self) -> tuple[Tensor, Tensor] | None:
         """Number of right answers and of all answers for each class, [classes] each, if training images are left out
         one at a time; None if the method cannot say."""
+        return None
+
+    def known_features(self) -> tuple[Tensor, Tensor] | None:
+        """Features [N, D] and classes [N] of the training images whose features are kept; None if none are."""
         return None
 
     def _cannot(self, task: str) -> InputError:

@@ -156,6 +156,13 @@ class Discriminant:
         return squares
 
     @torch.no_grad()
+    def whitened(self, features: Tensor, shrinkage: float) -> Tensor:
+        """Centred features whose covariance within classes is the identity: [N, D] -> [N, D]"""
+        factor = self._factor(1 - shrinkage, shrinkage)
+        parts = ((rows.double() - self.centre) / self.deviations for rows in features.split(ROWS))
+        return torch.cat([_whitened(factor, rows) for rows in parts])
+
+    @torch.no_grad()
     def left_out_distances(self, features: Tensor, targets: Tensor, shrinkage: float) -> Tensor:
         """The same distances for images that were added, by discriminants that have not seen them, [N, C].
 

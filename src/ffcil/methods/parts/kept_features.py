@@ -35,6 +35,14 @@ class KeptFeatures:
         first = torch.full_like(position, len(keys)).scatter_reduce_(0, group, position, "amin")
         return (first[group] == position) & ~torch.isin(keys, _keys(self.digests, self.targets))
 
+    def find(self, digests: Tensor) -> tuple[Tensor, Tensor]:
+        """Which of these images are kept: their positions in the list, and their rows, [M] each. An image that is kept
+        as several classes is found as one of them."""
+        known, order = self.digests.sort(stable=True)
+        place = torch.searchsorted(known, digests).clamp(max=max(len(known) - 1, 0))
+        found = torch.isin(digests, known).nonzero().flatten()
+        return found, order[place[found]]
+
     def add(self, features: Tensor, targets: Tensor, digests: Tensor) -> None:
         self.features = torch.cat([self.features, features])
         self.targets = torch.cat([self.targets, targets])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,32 @@ def plot_arrivals(arrivals: Arrivals, path: Path | str) -> Path:
     bars.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
     bars.yaxis.set_major_locator(MaxNLocator(integer=True))
     _remove_frame(total, bars)
+    return _save(figure, [path])
+
+
+def plot_history(changes: Sequence[Mapping[str, Any]], path: Path | str) -> Path:
+    """Draw the history of a classifier: accuracy on left-out images, and images that came, after every change."""
+    figure = _new_figure([path], (max(5.6, 1.6 + 0.4 * len(changes)), 4.4))
+    from matplotlib.ticker import MaxNLocator
+
+    accuracy, images = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+    numbers = np.arange(1, len(changes) + 1)
+    for key, label, form in (
+        ("accuracy", "all classes, then", "o-"),
+        ("new_accuracy", "its new classes, then", "s"),
+        ("accuracy_now", "its new classes, now", "^"),
+    ):
+        values = [np.nan if change[key] is None else change[key] for change in changes]
+        if not np.isnan(values).all():
+            accuracy.plot(numbers, values, form, color="0.35" if key == "accuracy" else None, markersize=4, label=label)
+    if accuracy.lines:
+        accuracy.legend(frameon=False, fontsize=8)
+    accuracy.set(ylabel="Accuracy on\nleft-out images (%)", title="History of the classifier")
+    images.bar(numbers, [sum(change["images"].values()) for change in changes], width=0.75, color=colour("FF.org"))
+    images.set(xlabel="Change", ylabel="Images")
+    images.set_xticks(numbers, [change["kind"] for change in changes], rotation=45, ha="right", fontsize=7)
+    images.yaxis.set_major_locator(MaxNLocator(integer=True))
+    _remove_frame(accuracy, images)
     return _save(figure, [path])
 
 
