@@ -99,7 +99,7 @@ def suggest(
 
 def _directions(classifier: Classifier, features: Tensor) -> Tensor:
     """Unit vectors [N, D] whose products compare images, on the CPU."""
-    return normalize(classifier.learner.compared(features.to(classifier.engine.device))).cpu()
+    return normalize(classifier.learner.comparable_features(features.to(classifier.engine.device))).cpu()
 
 
 def spread(uncertainty: Tensor, directions: Tensor, count: int) -> list[int]:

@@ -193,7 +193,7 @@ class AnyArrival(Pretrained):
         near, far = self._spaces
         return self.novelty(near(features), far(features)[:, 0])
 
-    def compared(self, features: Tensor) -> Tensor:
+    def comparable_features(self, features: Tensor) -> Tensor:
         # Directions in which images of one class differ count little. Of ten car models that were not learned, groups
         # by such features found 5 to 10 (70 % of a group are of one model), groups by plain features none.
         return Discriminant.of(self.sums).whitened(features, self.shrinkage).float()

@@ -166,7 +166,7 @@ class Learner(nn.Module, ABC):
         """What `open_scores` gives, and the features of the images, [B, D]."""
         raise self._cannot("compare images")
 
-    def compared(self, features: Tensor) -> Tensor:
+    def comparable_features(self, features: Tensor) -> Tensor:
         """Features in which cosines compare images, from those of `describe` and `known_features`: [N, D] -> [N, D]"""
         return features
 
