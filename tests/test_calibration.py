@@ -15,11 +15,13 @@ from torch import Tensor
 from conftest import seeded
 from ffcil.calibration import (
     Calibration,
+    NewClassRatio,
     RelativeMahalanobis,
     auroc,
     expected_calibration_error,
     fit_calibration,
     fit_temperature,
+    held_out_novelty,
     threshold_at,
 )
 
@@ -321,3 +323,75 @@ def test_one_image_per_class_has_a_finite_novelty() -> None:
     novelty = RelativeMahalanobis.of(*sums_of(features, targets), 0.5)
     assert novelty(normal(4, 6, seed=1)).isfinite().all()
     assert novelty.leave_one_out(features, targets).isfinite().all()
+
+
+def naive_ratio(x: Tensor, shrinkage: float, within: float) -> float:
+    """The ratio by normal densities in all directions."""
+    centre = FEATURES.mean(dim=0)
+    means = {c: FEATURES[c == TARGETS].mean(dim=0) for c in TARGETS.unique().tolist()}
+    rows = torch.stack([f - means[int(y)] for f, y in zip(FEATURES, TARGETS, strict=True)])
+    scatter = rows.T @ rows / (22 - 4)
+    scatter = (1 - shrinkage) * scatter + shrinkage * torch.diag(scatter.diagonal())
+    values, vectors = torch.linalg.eigh(scatter)
+    root = vectors @ torch.diag(values.sqrt()) @ vectors.T
+    spread = sum(COUNTS[c] / 22 * torch.outer(m - centre, m - centre) for c, m in means.items())
+    values, vectors = torch.linalg.eigh(torch.linalg.inv(root) @ spread @ torch.linalg.inv(root))
+    values = torch.where(values > 1e-9, values - within * 4 / 22, 0.0).clamp_min(0)
+    between = root @ vectors @ torch.diag(values) @ vectors.T @ root
+
+    def density(mean: Tensor, covariance: Tensor) -> float:
+        return torch.distributions.MultivariateNormal(mean, covariance).log_prob(x).item()
+
+    known = []
+    for c, mean in means.items():
+        gain = between @ torch.linalg.inv(between + within * scatter / COUNTS[c])
+        posterior = between - gain @ between
+        known.append(density(centre + gain @ (mean - centre), within * scatter + (posterior + posterior.T) / 2))
+    return density(centre, within * scatter + between) - max(known)
+
+
+def test_the_ratio_is_that_of_normal_densities() -> None:
+    ratio = NewClassRatio.of(*sums_of(FEATURES, TARGETS), 0.5)
+    assert ratio.within > 1
+    others = normal(9, 6, seed=3) * 4 + 10
+    expected = [naive_ratio(x, 0.5, ratio.within) for x in others]
+    torch.testing.assert_close(ratio(others), torch.tensor(expected).double(), rtol=1e-5, atol=1e-5)
+
+
+def test_held_out_novelties_are_those_of_refits_in_any_order() -> None:
+    order = torch.randperm(22, generator=seeded(7))
+    got = held_out_novelty(NewClassRatio.of, FEATURES, TARGETS, 5, folds=3)
+    again = held_out_novelty(NewClassRatio.of, FEATURES[order], TARGETS[order], 5, folds=3)
+    torch.testing.assert_close(again, got[order])
+    for part in range(3):
+        held = torch.zeros(22, dtype=torch.bool)
+        for c in range(5):
+            members = sorted((i for i in range(22) if TARGETS[i] == c), key=lambda i: FEATURES[i, 0].item())
+            held[members[part::3]] = True
+        refit = NewClassRatio.of(*sums_of(FEATURES[~held], TARGETS[~held]))
+        torch.testing.assert_close(got[held], refit(FEATURES[held]))
+
+
+def test_the_ratio_finds_new_classes_among_many_directions() -> None:
+    """Most directions are the same in all classes: distances are dominated by them, the ratio is not."""
+    places = torch.cat([2.5 * normal(60, 6, seed=2), torch.zeros(60, 60)], dim=1)
+
+    def images(classes: range, each: int, seed: int) -> tuple[Tensor, Tensor]:
+        targets = torch.arange(classes.start, classes.stop).repeat_interleave(each)
+        return places[targets] + normal(len(targets), 66, seed=seed), targets
+
+    train, targets = images(range(30), 10, 3)
+    (known, _), (unknown, _) = images(range(30), 20, 4), images(range(30, 60), 20, 5)
+    members = (targets == torch.arange(30)[:, None]).double()
+    sums = members.sum(dim=1), members @ train, train.T @ train
+    ratio, relative = NewClassRatio.of(*sums), RelativeMahalanobis.of(*sums, 0.1)
+    assert auroc(ratio(known), ratio(unknown)) > auroc(relative(known), relative(unknown)) + 0.02
+    threshold = threshold_at(held_out_novelty(NewClassRatio.of, train, targets, 30), 0.1)
+    assert (ratio(known) > threshold).double().mean() == pytest.approx(0.1, abs=0.05)
+
+
+@pytest.mark.parametrize("counts", [[1, 1, 1, 1, 1], [5, 0, 0, 0, 0], [1, 0, 0, 0, 0]])
+def test_the_ratio_of_few_images_is_finite(counts: list[int]) -> None:
+    targets = torch.arange(5).repeat_interleave(torch.tensor(counts))
+    ratio = NewClassRatio.of(*sums_of(normal(len(targets), 6), targets))
+    assert ratio(normal(4, 6, seed=1)).isfinite().all()

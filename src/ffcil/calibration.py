@@ -12,9 +12,9 @@ fitted to: of held-out images, or leave-one-out scores of the training images. T
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -303,6 +303,108 @@ class RelativeMahalanobis:
         squares = offset.square().sum(dim=1)
         background = growth.square() * (squares + self.total.correction(offset, growth) * squares.square())
         return nearest * freedom - background * max(self.total.freedom - 1, 1)
+
+
+@dataclass(frozen=True)
+class NewClassRatio:
+    """Novelty of features: the log-likelihood ratio of "an image of a new class" and "an image of the likeliest class".
+
+    The model has two covariances: images scatter around the mean of their class, and class means around one centre. A
+    new class has a mean drawn from the second; the mean of a known class is known up to the error of its n images. So
+    only directions in which classes differ count, and a class of few images is less certain than one of many. (It is
+    the score of probabilistic linear discriminant analysis; Ioffe, 2006.)
+
+    There is no leave-one-out form: the directions depend on every image. `held_out_novelty` fits it to parts.
+    """
+
+    counts: Tensor
+    """Number of images of each class, [C]."""
+    directions: Tensor
+    """Directions in which classes differ, scaled to unit scatter within classes, [D, K]."""
+    centre: Tensor
+    """Mean of all images along them, [K]."""
+    means: Tensor
+    """Means of the classes along them, from the centre, [C, K]."""
+    between: Tensor
+    """Variances of class means along them, [K]."""
+    within: float
+    """Variance of images that are not in the sums around the mean of their class."""
+
+    @classmethod
+    def of(cls, counts: Tensor, sums: Tensor, products: Tensor, shrinkage: float = 0.1) -> Self:
+        """Compute it from sums over images; the arguments are those of `RelativeMahalanobis.of`."""
+        counts, sums, products = counts.double(), sums.double(), products.double()
+        images, classes = counts.sum(), int((counts > 0).sum())
+        means, centre = sums / counts.clamp_min(1)[:, None], sums.sum(dim=0) / images
+        total = products - images * torch.outer(centre, centre)
+        freedom = int(images) - classes
+        scatter = products - sums.mT @ means if freedom else total
+        floor = 1e-10 * total.diagonal().mean().item() + torch.finfo(torch.float64).tiny
+        freedom = freedom or classes
+        whitening = _Scatter.of(scatter, freedom, shrinkage, floor).whitening * math.sqrt(freedom)
+        share = (counts / images).sqrt()[:, None]
+        _, deviations, axes = torch.linalg.svd(share * ((means - centre) @ whitening), full_matrices=False)
+        rank = min(classes - 1, len(deviations))
+        directions = whitening @ axes[:rank].mT
+        # Images in the sums are closer to their means than others are, by the leverage of an image.
+        variances = scatter.diagonal()[:, None] / freedom
+        kept = 1 - shrinkage * (variances * whitening.square()).sum(dim=1).sum() / len(variances)
+        leverage = min(kept.item() * len(variances) / freedom, 0.9)
+        inside = 1 - shrinkage * (variances * directions.square()).sum(dim=0).mean() if rank else torch.ones(())
+        within = inside.item() / max(1 - shrinkage, 1e-3) / (1 - leverage) ** 2
+        between = (deviations[:rank].square() - within * classes / images).clamp_min(0)
+        return cls(counts, directions, centre @ directions, (means - centre) @ directions, between, within)
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Novelty of features: [N, D] -> [N]"""
+        return torch.cat([self._novelty(rows @ self.directions - self.centre) for (rows,) in _chunks(features)])
+
+    def _novelty(self, rows: Tensor) -> Tensor:
+        noise = self.within / self.counts.clamp_min(1)[:, None]  # variance of a mean, [C, 1]
+        known = self.between / (self.between + noise)  # what a mean of n images tells of the class, [C, K]
+        precision = 1 / (self.within + known * noise)
+        expected = known * self.means
+        squares = rows.square() @ precision.mT - 2 * rows @ (precision * expected).mT
+        squares = squares + (precision * expected.square()).sum(dim=1) - precision.log().sum(dim=1)  # [N, C]
+        nearest = squares.masked_fill(self.counts == 0, torch.inf).amin(dim=1)
+        spread = self.within + self.between
+        return (nearest - (rows.square() / spread).sum(dim=1) - spread.log().sum()) / 2
+
+
+class FromSums(Protocol):
+    """What makes a novelty from the sums of `RelativeMahalanobis.of`."""
+
+    def __call__(self, counts: Tensor, sums: Tensor, products: Tensor) -> Callable[[Tensor], Tensor]: ...
+
+
+def held_out_novelty(fit: FromSums, features: Tensor, targets: Tensor, classes: int, folds: int = 10) -> Tensor:
+    """Novelty of images [N, D] of the classes [N], each by a fit to the other parts of the images: [N].
+
+    Every class is divided evenly by the order of the first feature, so that the order of the images does not matter.
+
+    Args:
+        fit: For example `NewClassRatio.of`.
+    """
+    order = features[:, 0].argsort(stable=True)
+    order = order[targets[order].argsort(stable=True)]
+    starts = torch.bincount(targets, minlength=classes).cumsum(0) - torch.bincount(targets, minlength=classes)
+    fold = torch.empty_like(targets)
+    fold[order] = (torch.arange(len(targets), device=targets.device) - starts[targets[order]]) % folds
+    parts = [_sums(features[fold == part], targets[fold == part], classes) for part in range(folds)]
+    whole = [torch.stack(values).sum(dim=0) for values in zip(*parts, strict=True)]
+    novelty = torch.empty(len(features), dtype=torch.float64, device=features.device)
+    for part, left_out in enumerate(parts):
+        counts, sums, products = (all_of - part_of for all_of, part_of in zip(whole, left_out, strict=True))
+        if (fold == part).any():
+            novelty[fold == part] = fit(counts, sums, products)(features[fold == part])
+    return novelty
+
+
+def _sums(features: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Counts [C], sums [C, D] and products [D, D] of images."""
+    rows = features.double()
+    sums = rows.new_zeros(classes, rows.shape[1]).index_add_(0, targets, rows)
+    return torch.bincount(targets, minlength=classes).double(), sums, rows.mT @ rows
 
 
 @dataclass(frozen=True)

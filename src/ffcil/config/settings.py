@@ -198,6 +198,10 @@ class RunConfig(Settings):
     """Fields of the method; `ffcil methods` lists them."""
     evaluate_batch: int = Field(1000, gt=0, le=1_000_000)
     """Batch size for computing features and predictions."""
+    features: Literal["computed", "stored"] = "computed"
+    """Where the features of a frozen network come from: `computed` in every run; `stored`: computed once for all runs,
+    rounded to float16, in the cache folder. Steps then cost little more than their solve. A method that tunes the
+    network cannot store them."""
     checkpoint_seconds: float = Field(30.0, ge=0)
     """Seconds between checkpoints, which are written at the end of an epoch; 0: after every epoch."""
 
@@ -222,6 +226,8 @@ class RunConfig(Settings):
         content["ha"]["identity"] = {"sum": True, "none": False}.get(self.ha.identity, self.ha.identity)
         if self.normalise == "published":
             content["normalise"] = "auto"
+        if self.features == "computed":
+            del content["features"]
         if not self.ha.guard:
             del content["ha"]["guard"]
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))

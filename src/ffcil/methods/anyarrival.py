@@ -22,12 +22,12 @@ from ffcil.methods.learner import LearnerSettings, MethodConfig
 from ffcil.methods.parts.kept_features import KeptFeatures, half
 from ffcil.methods.pretrained import Pretrained
 from ffcil.methods.registry import register
-from ffcil.models.discriminant import ClassSums, Discriminant, shrinkage_from_sums
+from ffcil.models.discriminant import ClassSums, Discriminant
 from ffcil.stream import Increment
 
-SHRINKAGES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+SHRINKAGES = (0.01, 0.03, 0.1, 0.3, 1.0)
 """Candidates for the shrinkage of the covariance."""
-CHOOSING, CALIBRATING = 200_000, 1_000_000
+CHOOSING, CALIBRATING = 100_000, 1_000_000
 """Most scores (images times classes) of left-out images that choose the shrinkage, and that calibrate."""
 FEWEST, MOST = 100, 5_000
 """Bounds on the number of these images."""
@@ -92,6 +92,11 @@ class AnyArrival(Pretrained):
     def feature_dim(self) -> int:
         return min(self.network.deep_dim(self._blocks), self.config.width)
 
+    @property
+    def feature_kind(self) -> str:
+        drawn = "" if self.projection is None else f" {self.config.width} {self.settings.seed}"
+        return f"deep {self._blocks}{drawn}"
+
     def features(self, images: Tensor) -> Tensor:
         deep = self.deep_features(images, self._blocks)
         return deep if self.projection is None else deep @ self.projection
@@ -132,7 +137,7 @@ class AnyArrival(Pretrained):
         if discriminant.can_be_left_out(self.kept.targets).any():
             self._choose(discriminant)
         else:
-            self.shrinkage, self.calibration = shrinkage_from_sums(discriminant), Calibration()
+            self.shrinkage, self.calibration = discriminant.shrinkage_from_sums(), Calibration()
         weight, bias = discriminant.linear(self.shrinkage)
         self.weight, self.bias = weight.to(self.weight), bias.to(self.bias)
 

@@ -49,6 +49,8 @@ class LearnerSettings:
     engine: Engine
     seed: int
     evaluate_batch: int = 1000
+    stored_features: bool = False
+    """Whether features of a frozen network are kept on disk for all runs."""
 
 
 class Learner(nn.Module, ABC):
@@ -289,6 +291,10 @@ class Learner(nn.Module, ABC):
                 report_images(done, len(rows))
                 yield computed
 
+    def applied(self, images: ImageSet, rows: Tensor, network: Callable[[Tensor], Tensor]) -> Tensor:
+        """Features of the images in `rows`, at least one, without augmentation: [N, D]"""
+        return torch.cat(list(self.over(images.images, rows, network)))
+
     def test_features(
         self,
         increment: Increment,
@@ -302,11 +308,11 @@ class Learner(nn.Module, ABC):
                 image once per run.
             moving: A network that still changes. Its features come last.
         """
-        images, batch = increment.test.images, self.settings.evaluate_batch
+        batch = self.settings.evaluate_batch
 
         def extract(network: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
             if len(rows):
-                return torch.cat(list(self.over(images, rows, network)))
+                return self.applied(increment.test, rows, network)
             any_image = self.settings.augmentation.plain(increment.train.images, increment.rows[:1])
             return network(any_image)[:0]  # no images, but the right number of features
 
@@ -316,7 +322,7 @@ class Learner(nn.Module, ABC):
             yield from known.split(batch)
             return
         done = 0
-        for features in self.over(images, increment.test_rows, moving):
+        for features in self.over(increment.test.images, increment.test_rows, moving):
             parts = [] if known is None else [known[done : done + len(features)]]
             yield torch.cat([*parts, features], dim=1)
             done += len(features)

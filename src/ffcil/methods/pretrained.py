@@ -1,9 +1,11 @@
 """`Pretrained`: the base of all methods on a frozen, pre-trained network, with Head-Agnostic Alignment (HA)."""
 
+import hashlib
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +14,8 @@ from torch import Tensor, nn
 
 from ffcil.comparable import ComparableScores
 from ffcil.config.settings import Phase
+from ffcil.data.feature_store import FeatureStore
+from ffcil.data.image_set import ImageSet
 from ffcil.errors import InputError
 from ffcil.ha import ClassStatistics, HeadAgnosticAlignment
 from ffcil.losses import ClassCentres
@@ -86,12 +90,30 @@ class Pretrained(Learner):
         if settings.framework.comparable and self.compares_spaces:
             self.comparable = ComparableScores().to(device)
 
+    @cached_property
+    def _store(self) -> FeatureStore | None:
+        """Features that runs share, if they do; its key holds everything that they depend on."""
+        if not self.settings.stored_features:
+            return None
+        if self.tunes_network:
+            raise InputError(
+                f"features=stored is not supported by {self.title}, which tunes the network: set features=computed."
+            )
+        prepared = self.settings.augmentation.without_randomness()
+        content = f"{self._weights} {prepared} {self.engine.precision} {self.feature_kind}"
+        return FeatureStore(hashlib.sha256(content.encode()).hexdigest()[:16], self.feature_dim)
+
     # --- what a method defines ------------------------------------------------------------------------------------
 
     @property
     def feature_dim(self) -> int:
         """Number of features that `features` returns and `classify` receives."""
         return self.network.feature_dim
+
+    @property
+    def feature_kind(self) -> str:
+        """What `features` reads from the network, for the key of stored features."""
+        return "features"
 
     @property
     def tunes_network(self) -> bool:
@@ -284,9 +306,15 @@ class Pretrained(Learner):
         seed = derive_seed(self.settings.seed, increment.step, use)
         return torch.Generator(self.engine.device).manual_seed(seed)
 
+    def applied(self, images: ImageSet, rows: Tensor, network: Network) -> Tensor:
+        if self._store is None or network != self.features or not len(rows):
+            return super().applied(images, rows, network)
+        compute = super().applied
+        return self._store.features(images.digests(rows), lambda missing: compute(images, rows[missing], network))
+
     def extract_features(self, increment: Increment, network: Network | None = None) -> tuple[Tensor, Tensor]:
         """Features of a step's training images, without augmentation, and their classes. Default: `features`."""
-        features = torch.cat(list(self.over(increment.train.images, increment.rows, network or self.features)))
+        features = self.applied(increment.train, increment.rows, network or self.features)
         return features, increment.train.labels[increment.rows]
 
     def finish(self, increment: Increment) -> dict[str, Any]:

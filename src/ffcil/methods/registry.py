@@ -71,6 +71,10 @@ def complete(config: RunConfig) -> RunConfig:
             f"centre_weight is not supported by {config.method!r}, which trains no features that are compared with "
             "class means: leave it at 0."
         )
+    if config.features == "stored" and not method.pretrained:
+        raise InputError(
+            f"features=stored is not supported by {config.method!r}, which trains from scratch: leave it at computed."
+        )
     if not method.pretrained and config.backbone not in BACKBONES:
         raise unknown("backbone", config.backbone, BACKBONES)
     for option in config.options:
@@ -100,6 +104,7 @@ def build_learner(config: RunConfig, augmentation: Augmentation, engine: Engine)
         engine=engine,
         seed=config.train_seed,
         evaluate_batch=config.evaluate_batch,
+        stored_features=config.features == "stored",
     )
     torch.manual_seed(derive_seed(config.train_seed, 0, "initialisation"))
     return method(settings, method.Config.model_validate(config.options))

@@ -3,7 +3,7 @@
 With class means mu_c, a covariance S shared by all classes and equal priors, the score of class c is
 mu_c' S^-1 x - mu_c' S^-1 mu_c / 2. The number of images of a class is the precision of its mean and no weight in the
 scores. The covariance is shrunk towards its diagonal, S = (1 - a) W + a diag(W), where W is the covariance within
-classes. One eigendecomposition of the correlations serves all candidates for a.
+classes.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 ROWS = 4096
-"""Number of features that are turned into float64 at a time."""
+"""Number of images whose features are turned into float64 at a time."""
+LEAST = 0.001
+"""Smallest shrinkage that is estimated from sums."""
 
 
 class ClassSums(nn.Module):
@@ -83,19 +85,19 @@ class ClassSums(nn.Module):
 
 @dataclass(frozen=True)
 class Discriminant:
-    """The discriminants of all shrinkages, in coordinates in which every covariance is diagonal.
+    """The discriminants of all shrinkages, for features that are centred and have variance 1 within classes.
 
     `Discriminant.of(sums)`, then `left_out_scores` for the choice of a shrinkage, then `linear` for its weights.
     """
 
     centre: Tensor
-    """Mean of the class means. It is subtracted from all features to keep the numbers small, [D]"""
-    basis: Tensor
-    """From centred features to coordinates, [D, D]"""
-    spectrum: Tensor
-    """Eigenvalues of the correlations within classes, [D]"""
+    """Mean of the class means, [D]"""
+    deviations: Tensor
+    """Standard deviations within classes, [D]"""
+    correlations: Tensor
+    """Correlations within classes, [D, D]"""
     means: Tensor
-    """Class means in these coordinates, [C, D]; NaN never occurs: a class without images is at the centre."""
+    """Class means of the standardised features, [C, D]; 0 for a class without images."""
     counts: Tensor
     """Number of images of each class, [C]"""
     freedom: float
@@ -110,22 +112,21 @@ class Discriminant:
         centre = means[seen].mean(dim=0)
         covariance = sums.scatter / max(freedom, 1)
         deviations = _deviations(covariance.diagonal(), means[seen])
-        if freedom:
-            correlations = covariance / deviations / deviations[:, None]
-            spectrum, vectors = torch.linalg.eigh(correlations)
-        else:  # no class has two images: all features count alike
-            spectrum, vectors = torch.ones_like(deviations), torch.eye(len(deviations)).to(deviations)
-        basis = vectors / deviations[:, None]
-        centred = torch.where(seen[:, None], means - centre, 0)
-        return cls(centre, basis, spectrum.clamp_min(0), centred @ basis, sums.counts, freedom)
+        correlations = covariance / deviations / deviations[:, None]
+        if not freedom:  # no class has two images: all features count alike
+            correlations = torch.eye(len(deviations)).to(deviations)
+        standard = torch.where(seen[:, None], (means - centre) / deviations, 0)
+        return cls(centre, deviations, correlations, standard, sums.counts, freedom)
 
+    @torch.no_grad()
     def linear(self, shrinkage: float) -> tuple[Tensor, Tensor]:
         """Weights [C, D] and biases [C] of the scores of features: `features @ weights.mT + biases`.
 
         A class without images has the bias -inf: it is never predicted."""
-        precision = 1 / ((1 - shrinkage) * self.spectrum + shrinkage)
-        weights = (self.means * precision) @ self.basis.mT
-        biases = -(self.means.square() @ precision) / 2 - weights @ self.centre
+        factor = self._factor(1 - shrinkage, shrinkage)
+        white = _whitened(factor, self.means)
+        weights = torch.linalg.solve_triangular(factor.mT, white.mT, upper=True).mT / self.deviations
+        biases = -white.square().sum(dim=1) / 2 - weights @ self.centre
         return weights, torch.where(self.counts > 0, biases, -torch.inf)
 
     def can_be_left_out(self, targets: Tensor) -> Tensor:
@@ -137,44 +138,53 @@ class Discriminant:
         """Scores of images [N, D] by discriminants that have not seen them, [N, C], up to a constant per image.
 
         Each image is one that was added, for which `can_be_left_out` holds. Its class mean and the covariance are those
-        without it; the diagonal that the covariance is shrunk to and divided by stays. Without image x of class c, the
-        scatter loses n / (n - 1) d d' with d = x - mu_c, so the inverse covariance changes by a rank-one term.
+        without it; the diagonal that the covariance is shrunk to stays. Without image x of class c, the scatter loses
+        n / (n - 1) d d' with d = x - mu_c, so the inverse covariance A changes by a rank-one term. All products below
+        are those of whitened vectors, u' A v.
         """
-        scale = (1 - shrinkage) / (self.freedom - 1)
-        precision = 1 / (scale * self.freedom * self.spectrum + shrinkage)
-        coordinates = (features.double() - self.centre) @ self.basis
-        left = self.counts[targets]
-        deviation = coordinates - self.means[targets]  # d, [N, D]
-        strength = scale * left / (left - 1)
-        weighted = deviation * precision
-        own = (deviation * weighted).sum(dim=1)  # d' A d
-        gain = strength / (1 - strength * own)  # of A d d' A in the inverse without the image
-        onto = weighted @ self.means.mT  # mu_k' A d, [N, C]
-        along = (coordinates * weighted).sum(dim=1)  # x' A d
-        lengths = self.means.square() @ precision  # mu_k' A mu_k, [C]
-        scores = (coordinates * precision) @ self.means.mT - lengths / 2
+        each = (1 - shrinkage) / (self.freedom - 1)  # factor on the scatter of standardised features
+        factor = self._factor(each * self.freedom, shrinkage)
+        means = _whitened(factor, self.means)
+        images = _whitened(factor, (features.double() - self.centre) / self.deviations)
+        count = self.counts[targets]
+        deviation = images - means[targets]  # d, [N, D]
+        strength = each * count / (count - 1)
+        own = deviation.square().sum(dim=1)  # d' A d
+        gain = strength / (1 - strength * own)  # factor on A d d' A in the inverse without the image
+        along = (images * deviation).sum(dim=1)  # x' A d
+        onto = deviation @ means.mT  # mu_k' A d, [N, C]
+        lengths = means.square().sum(dim=1)  # mu_k' A mu_k, [C]
+        scores = images @ means.mT - lengths / 2
         scores += gain[:, None] * onto * (along[:, None] - onto / 2)
         # the own class has another mean, m = mu_c - d / (n - 1)
-        short = 1 / (left - 1)
-        mean_x = (self.means[targets] * precision * coordinates).sum(dim=1) - short * along  # m' A x
-        mean_d = onto.gather(1, targets[:, None])[:, 0] - short * own  # m' A d
-        mean_mean = lengths[targets] - 2 * short * onto.gather(1, targets[:, None])[:, 0] + short.square() * own
+        short, onto_own = 1 / (count - 1), onto.gather(1, targets[:, None])[:, 0]
+        mean_x = (means[targets] * images).sum(dim=1) - short * along  # m' A x
+        mean_d = onto_own - short * own  # m' A d
+        mean_mean = lengths[targets] - 2 * short * onto_own + short.square() * own  # m' A m
         alone = mean_x - mean_mean / 2 + gain * mean_d * (along - mean_d / 2)
         scores.scatter_(1, targets[:, None], alone[:, None])
         return scores.masked_fill_(self.counts == 0, -torch.inf)
 
+    def shrinkage_from_sums(self) -> float:
+        """A shrinkage that needs no image: the expected error of the correlations over their size (Schaefer and
+        Strimmer, 2005), with the variance of a correlation between normal variables, about (1 - 2 r^2) / n."""
+        features = len(self.deviations)
+        squares = float(self.correlations.square().sum()) - features
+        errors = (features * (features - 1) - 2 * squares) / max(self.freedom, 1)
+        return min(max(errors / max(squares, 1e-12), LEAST), 1.0) if self.freedom else 1.0
 
-def shrinkage_from_sums(discriminant: Discriminant) -> float:
-    """A shrinkage that needs no image: the expected error of the correlations over their size (Schaefer and Strimmer,
-    2005), with the variance of a correlation between normal variables, (1 - r^2)^2 / n.
+    def _factor(self, kept: float, shrinkage: float) -> Tensor:
+        """Cholesky factor of `kept` times the correlations plus `shrinkage` times their diagonal."""
+        matrix = kept * self.correlations
+        matrix.diagonal().add_(shrinkage)
+        factor: Tensor = torch.linalg.cholesky(matrix)
+        return factor
 
-    Both sums over pairs follow from the eigenvalues if (1 - r^2)^2 is approximated by 1 - 2 r^2."""
-    if not discriminant.freedom:
-        return 1.0
-    features = len(discriminant.spectrum)
-    squares = float(discriminant.spectrum.square().sum()) - features
-    errors = (features * (features - 1) - 2 * squares) / discriminant.freedom
-    return min(max(errors / max(squares, 1e-12), 0.0), 1.0)
+
+def _whitened(factor: Tensor, rows: Tensor) -> Tensor:
+    """L^-1 applied to each row, [N, D]"""
+    white: Tensor = torch.linalg.solve_triangular(factor, rows.mT, upper=False)
+    return white.mT
 
 
 def _deviations(variances: Tensor, means: Tensor) -> Tensor:

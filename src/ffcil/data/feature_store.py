@@ -1,0 +1,106 @@
+"""`FeatureStore`: features of a frozen network on disk, found by the digest of an image's pixels.
+
+Any run over the same images with the same network shares them, whatever its classes, steps and seeds. Features are
+float16 and are memory-mapped. A part is written whole, so that several processes can add to a store at the same time:
+at worst an image is there twice.
+"""
+
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ffcil.data.cache import cache_folder
+
+SMALL = 4096
+"""Number of images below which a part is small."""
+FEW = 16
+"""Number of small parts that are left as they are. More are joined."""
+
+
+class FeatureStore:
+    """Features of one network for images that are prepared in one way; `key` identifies both."""
+
+    def __init__(self, key: str, width: int, folder: Path | None = None) -> None:
+        self.folder, self.width = (folder or cache_folder()) / f"features-{key}", width
+        self._parts: dict[str, tuple[NDArray[np.int64], NDArray[np.float16]]] = {}
+        self._digests = np.empty(0, np.int64)
+        self._places = np.empty((0, 2), np.int64)
+        """Part and row of each of the sorted digests."""
+
+    def features(self, digests: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        """Features of images, float32 [N, width], on the device of `digests`.
+
+        Args:
+            digests: A digest of each image, int64 [N].
+            compute: Computes the features [M, width] of those images, by their positions [M], that are not stored.
+        """
+        wanted = digests.cpu().numpy()
+        self._read_parts()
+        missing = torch.from_numpy(np.flatnonzero(~np.isin(wanted, self._digests))).to(digests.device)
+        if len(missing):
+            self._add(wanted[missing.cpu().numpy()], compute(missing).half().cpu().numpy())
+        found = np.empty((len(wanted), self.width), np.float16)
+        parts = list(self._parts.values())
+        places = self._places[np.searchsorted(self._digests, wanted)]
+        for number in np.unique(places[:, 0]):
+            here = places[:, 0] == number
+            found[here] = parts[number][1][places[here, 1]]
+        return torch.from_numpy(found).to(digests.device).float()
+
+    def __len__(self) -> int:
+        """Number of images."""
+        self._read_parts()
+        return len(self._digests)
+
+    def _read_parts(self) -> None:
+        """Map parts that were not there before, and drop those that are gone."""
+        there = sorted(path.name for path in self.folder.glob("*.digests.npy"))
+        if there == list(self._parts):
+            return
+        self._parts = {name: self._parts.get(name) or self._map(name) for name in there}
+        digests = [digests for digests, _ in self._parts.values()]
+        places = [
+            np.stack([np.full(len(part), number), np.arange(len(part))], axis=1) for number, part in enumerate(digests)
+        ]
+        joined = np.concatenate([np.empty(0, np.int64), *digests])
+        self._digests, first = np.unique(joined, return_index=True)
+        self._places = np.concatenate([np.empty((0, 2), np.int64), *places])[first]
+
+    def _map(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.float16]]:
+        digests = np.load(self.folder / name)
+        return digests, np.load(self.folder / name.replace("digests", "features"), mmap_mode="r")
+
+    def _add(self, digests: NDArray[np.int64], features: NDArray[np.float16]) -> None:
+        self._write(digests, features)
+        self._read_parts()
+        small = [name for name, (part, _) in self._parts.items() if len(part) < SMALL]
+        if len(small) > FEW:
+            parts = [self._parts[name] for name in small]
+            self._write(np.concatenate([part for part, _ in parts]), np.concatenate([part for _, part in parts]))
+            for name in small:  # files that another process has mapped stay readable there
+                (self.folder / name).unlink(missing_ok=True)
+                (self.folder / name.replace("digests", "features")).unlink(missing_ok=True)
+            self._read_parts()
+
+    def _write(self, digests: NDArray[np.int64], features: NDArray[np.float16]) -> None:
+        """Write a part: its features first, because a part is there as soon as its digests are."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        name = uuid.uuid4().hex
+        for kind, values in (("features", features), ("digests", digests)):
+            _write_whole(self.folder / f"{name}.{kind}.npy", values)
+
+
+def _write_whole(path: Path, values: NDArray[Any]) -> None:
+    draft = path.with_name(f".{path.name}")
+    with draft.open("wb") as file:
+        np.save(file, values)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
