@@ -62,8 +62,7 @@ def serve(
     from ffcil.serving.extras import check_installed
 
     check_installed("ffcil serve", "serve", "fastapi", "uvicorn", "python_multipart")
-    from ffcil.serving.server import bind, read_token
-    from ffcil.serving.server import serve as run
+    from ffcil.serving.server import bind, make_server, read_token
     from ffcil.serving.service import Service
 
     import_methods(imports)
@@ -74,7 +73,7 @@ def serve(
         learning = "learns with the token" if token else "does not learn (see --token-file)"
         known = f"version {service.snapshot.version}, {len(service.snapshot.classes)} classes"
         print(f"{model} ({known}) at http://{address}:{reserved.getsockname()[1]}, {learning}", flush=True)
-        run(service, reserved, token)
+        make_server(service, token).run(sockets=[reserved])
 
 
 def rate(text: str) -> float:

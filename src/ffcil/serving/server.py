@@ -1,4 +1,4 @@
-"""`serve`: the service on a port of this machine."""
+"""The service on a port of this machine."""
 
 import asyncio
 import socket
@@ -40,8 +40,8 @@ def bind(host: str, port: int) -> socket.socket:
         raise InputError(f"Port {port} of {host} cannot be used ({error}): choose another with --port.") from error
 
 
-def serve(service: Service, reserved: socket.socket, token: str | None = None) -> None:
-    """Serve until the process is interrupted."""
+def make_server(service: Service, token: str | None = None) -> uvicorn.Server:
+    """The server of a service. `run(sockets=[bind(...)])` serves until the process is interrupted."""
     config = uvicorn.Config(
         create_app(service, token),
         http=patient_protocol(service.limits),
@@ -53,7 +53,7 @@ def serve(service: Service, reserved: socket.socket, token: str | None = None) -
         timeout_graceful_shutdown=10,
         limit_concurrency=service.limits.connections,
     )
-    uvicorn.Server(config).run(sockets=[reserved])
+    return uvicorn.Server(config)
 
 
 def patient_protocol(limits: Limits) -> type[asyncio.Protocol]:
