@@ -206,19 +206,31 @@ def test_clients_at_the_same_time_are_answered_together() -> None:
 # --- changes --------------------------------------------------------------------------------------------------------
 
 
-def test_learning_in_the_background_and_undo(model: Path, photos: list[Path]) -> None:
-    with serving(model) as address, httpx.Client(base_url=address, timeout=30) as client:
-        eel = files(photos[12:], "eel / élève")
-        begun = client.post("/learn", files=eel, headers=BEARER)
+def test_learning_in_the_background_and_undo(model: Path, photos: list[Path], tmp_path: Path) -> None:
+    """Learning by the service equals learning from the files, the old version answers meanwhile, and nothing of the
+    images stays but what the classifier keeps."""
+    name, eels = "eel / élève", photos[12:]
+    direct = Classifier.load(model, "cpu")
+    table = tmp_path / "eels.csv"
+    table.write_text("path,label\n" + "".join(f"{photo},{name}\n" for photo in eels), encoding="utf-8")
+    direct.learn(table)
+    (scratch := tmp_path / "scratch").mkdir()
+    cached = set(Path(os.environ["FFCIL_CACHE"]).iterdir())
+    with pytest.MonkeyPatch.context() as patch, serving(model) as address:
+        patch.setattr("tempfile.tempdir", str(scratch))
+        client = httpx.Client(base_url=address, timeout=30)
+        begun = client.post("/learn", files=files(eels, name), headers=BEARER)
         assert begun.status_code == 202
-        assert begun.json()["images"] == {"eel / élève": 3}
-        told = client.post("/predict", files=files(photos[:1])).json()
-        assert told["version"] == 2  # the old version answers meanwhile
-        assert client.post("/learn", files=eel, headers=BEARER).status_code == 409
+        assert (begun.json()["state"], begun.json()["images"]) == ("running", {name: 3})
+        assert client.post("/predict", files=files(photos[:1])).json()["version"] == 2
+        assert client.post("/learn", files=files(eels, name), headers=BEARER).status_code == 409
         assert client.post("/undo", headers=BEARER).status_code == 409
         change = finished(address)
         assert (change["state"], change["version"], change["note"]) == ("done", 3, "")
-        assert client.get("/classes").json() == {"version": 3, "classes": [*NAMES, "eel / élève"]}
+        assert client.get("/classes").json() == {"version": 3, "classes": [*NAMES, name]}
+        told = client.post("/predict", files=files(eels), params={"top": 5}).json()["answers"]
+        for answer, expected in zip(told, direct.predict(eels, 5), strict=True):
+            assert answer["guesses"] == [pytest.approx(vars(guess)) for guess in expected]
 
         assert client.post("/undo", headers=BEARER).json()["kind"] == "undo"
         assert finished(address)["version"] == 2
@@ -229,33 +241,44 @@ def test_learning_in_the_background_and_undo(model: Path, photos: list[Path]) ->
         missing = client.post("/undo", params={"to": 9}, headers=BEARER)
         assert missing.status_code == 409
         assert "choose one of those that are kept (1, 2, 3)" in missing.json()["detail"]
-    learned = Classifier.load(model, "cpu")
-    direct = Classifier.load(model, "cpu")
-    assert learned.class_names == direct.class_names
-    assert learned.answer(photos[12:], 1)[0].guesses[0].name == "eel / élève"  # type: ignore[union-attr]
+        client.close()
+    assert list(scratch.iterdir()) == []
+    assert set(Path(os.environ["FFCIL_CACHE"]).iterdir()) == cached
 
 
-def test_learning_by_the_service_equals_learning_from_the_files(model: Path, photos: list[Path]) -> None:
-    direct = Classifier.load(model, "cpu")
-    (folder := model.parent / "eel" / "eel").mkdir(parents=True)
-    for photo in photos[12:]:
-        shutil.copy(photo, folder)
-    direct.learn(folder.parent)
-    with serving(model) as address:
-        httpx.post(f"{address}/learn", files=files(photos[12:], "eel"), headers=BEARER)
-        assert finished(address)["state"] == "done"
-    assert Classifier.load(model, "cpu").predict(photos, 5) == direct.predict(photos, 5)
-
-
-def test_learning_that_fails_changes_nothing(tmp_path: Path, photos: list[Path]) -> None:
-    save_classifier(tmp_path / "model", "simplecil")  # it learns a class once
-    with serving(tmp_path / "model") as address:
+@pytest.mark.parametrize(
+    ("script", "sentence"),
+    [
+        ("echo progress >&2; echo 'ffcil: Class ant is known: leave it out.' >&2; exit 2", "Class ant is known"),
+        ("kill -9 $$", "ended with status -9"),
+        ("exit 0", "learned before"),
+    ],
+)
+def test_learning_that_changes_nothing(
+    model: Path, photos: list[Path], tmp_path: Path, script: str, sentence: str
+) -> None:
+    (program := tmp_path / "python").write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch, serving(model) as address:
+        patch.setattr("ffcil.serving.change.sys.executable", str(program))
         httpx.post(f"{address}/learn", files=files(photos[:2], "ant"), headers=BEARER)
         change = finished(address)
-        assert change["state"] == "failed"
-        assert "Class 'ant' is already known" in change["note"]
+        assert change["state"] == ("done" if "exit 0" in script else "failed")
+        assert sentence in change["note"]
         assert httpx.get(f"{address}/health").json()["version"] == 2
         assert httpx.post(f"{address}/predict", files=files(photos[:1])).status_code == 200
+
+
+def test_a_service_that_ends_stops_the_process_that_learns(model: Path, photos: list[Path], tmp_path: Path) -> None:
+    (program := tmp_path / "python").write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 100\n")
+    program.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch, serving(model) as address:
+        patch.setattr("ffcil.serving.change.sys.executable", str(program))
+        httpx.post(f"{address}/learn", files=files(photos[:2], "ant"), headers=BEARER)
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            time.sleep(0.01)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 def test_the_service_follows_other_commands_and_survives_a_broken_version(model: Path, photos: list[Path]) -> None:
@@ -315,8 +338,8 @@ def encoded(kind: str, **options: Any) -> bytes:
 
 
 HOSTILE = {
-    "a bomb": (png_of(30_000, 30_000), 413, "30000 x 30000 pixels"),
-    "a bomb beyond Pillow's own limit": (png_of(1_000_000, 1_000_000), 413, "pixels"),
+    "a bomb": (png_of(30_000, 30_000), 413, "more than 1,000,000 pixels"),
+    "a bomb beyond Pillow's own limit": (png_of(1_000_000, 1_000_000), 413, "more than 1,000,000 pixels"),
     "text": (b"<html>" * 100, 415, "is not an image"),
     "nothing": (b"", 415, "is not an image"),
     "EPS, for which Pillow starts a program": (encoded("EPS"), 415, "is not an image"),
@@ -397,7 +420,7 @@ def head(length: int | None, path: str = "/predict") -> bytes:
 
 
 def test_large_requests_are_refused_before_they_are_read(address: str) -> None:
-    for length in (10**9, 10**30):
+    for length in (10**9, 10**15):
         answer, _ = Slow(address).send(head(length))  # not one byte of the body
         assert answer.startswith(b"HTTP/1.1 413")
         assert b"larger than" in answer
@@ -432,8 +455,8 @@ def test_idle_connections_are_kept_after_a_request(saved: Path, photos: list[Pat
 
 
 def test_an_answer_that_takes_too_long_is_given_up(saved: Path, photos: list[Path], monkeypatch: Any) -> None:
+    monkeypatch.setattr(Service, "_answer", lambda self, images: time.sleep(1.5))
     with serving(saved, limits=Limits(seconds=0.5)) as address:
-        monkeypatch.setattr(Service, "_answer", lambda self, images: time.sleep(1.5))
         refused = httpx.post(f"{address}/predict", files=files(photos[:1]))
         assert refused.status_code == 504
         assert "took too long" in refused.json()["detail"]
@@ -465,16 +488,3 @@ def test_tokens_are_long_enough(tmp_path: Path) -> None:
         path.write_text(bad)
         with pytest.raises(InputError, match="openssl rand -hex 16"):
             read_token(path)
-
-
-def test_the_process_that_learns_leaves_nothing_behind(model: Path, photos: list[Path], tmp_path: Path) -> None:
-    """Neither the images nor the cache of the process stay."""
-    (scratch := tmp_path / "scratch").mkdir()
-    before = set(Path(os.environ["FFCIL_CACHE"]).iterdir())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tempfile.tempdir", str(scratch))
-        with serving(model) as address:
-            httpx.post(f"{address}/learn", files=files(photos[12:], "eel"), headers=BEARER)
-            assert finished(address)["state"] == "done"
-    assert list(scratch.iterdir()) == []
-    assert set(Path(os.environ["FFCIL_CACHE"]).iterdir()) == before

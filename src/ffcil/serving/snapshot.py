@@ -9,6 +9,7 @@ from PIL import Image
 
 from ffcil.classifier.classifier import Answer, Classifier
 from ffcil.classifier.versions import MODEL
+from ffcil.errors import InputError
 from ffcil.serving.unknown import novelty_limit
 
 Stamp = tuple[int, int, int]
@@ -52,5 +53,7 @@ class Snapshot:
 
 
 def stamp_of(folder: Path) -> Stamp:
+    if not (folder / MODEL).is_file():
+        raise InputError(f"There is no classifier in {folder}: make one with `ffcil learn {folder} IMAGES`.")
     status = (folder / MODEL).stat()
     return status.st_ino, status.st_mtime_ns, status.st_size

@@ -12,7 +12,7 @@ from ffcil.data.decoding import as_shown, scaled
 from ffcil.serving.limits import Limits
 from ffcil.serving.refusal import Refusal
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 """Formats that are decoded. Others of Pillow, such as EPS, start programs or are rare."""
 LONGEST_NAME = 100
 """Most characters of the name of a class."""
@@ -63,16 +63,12 @@ def decode(upload: Upload, size: int, limits: Limits) -> Image.Image:
     try:
         with Image.open(BytesIO(upload.content), formats=FORMATS) as image:
             if image.width * image.height > limits.pixels:
-                raise Refusal(
-                    413,
-                    f"{upload.name} has {image.width} x {image.height} pixels: send an image of at most "
-                    f"{limits.pixels:,} pixels.",
-                )
+                raise Image.DecompressionBombError
             return scaled(as_shown(image), size)
-    except Refusal:
-        raise
+    except Image.DecompressionBombError as error:  # Pillow has a limit, too
+        raise Refusal(413, f"{upload.name} has more than {limits.pixels:,} pixels: scale it down.") from error
     except UnidentifiedImageError as error:
-        raise Refusal(415, f"{upload.name} is not an image: send {', '.join(FORMATS[:-1])}.") from error
+        raise Refusal(415, f"{upload.name} is not an image: send {', '.join(FORMATS)}.") from error
     except Exception as error:  # decoders raise exceptions of any type for damaged files
         raise Refusal(422, f"{upload.name} cannot be read ({error}): repair it, or leave it out.") from error
 
