@@ -21,7 +21,7 @@ from ffcil.runs.folder import locked
 
 STOPPING = 10.0
 """Seconds that a process has to end after a request to stop."""
-NICE = 10
+NICE = 5
 """Priority of the process that learns, below that of the one that answers."""
 
 
