@@ -1,6 +1,7 @@
 """`Service`: a classifier in a folder that answers many clients and changes in the background."""
 
 import asyncio
+import gc
 import os
 import sys
 from collections.abc import Coroutine, Sequence
@@ -58,6 +59,7 @@ class Service:
         self._process = LearningProcess(folder, device, imports)
         self._batcher = Batcher(self._answer, self.limits.waiting)
         self._decoders = ThreadPoolExecutor(max(2, os.cpu_count() or 1), "decoding")
+        self._loader = ThreadPoolExecutor(1, "loading")  # always the same thread, so that its memory is used again
         self._tasks: set[asyncio.Task[None]] = set()
         self._loading = asyncio.Lock()
 
@@ -153,7 +155,8 @@ class Service:
         async with self._loading:
             try:
                 if stamp_of(self.folder) != self.snapshot.stamp:
-                    self.snapshot = await asyncio.to_thread(self._load)
+                    self.snapshot = await asyncio.get_running_loop().run_in_executor(self._loader, self._load)
+                    gc.collect()  # the version before has circular references to large tensors
                 self.problem = None
             except (InputError, OSError) as error:
                 if self.problem != str(error):
@@ -181,4 +184,5 @@ class Service:
             with suppress(asyncio.CancelledError, Exception):
                 await task
         self._batcher.close()
-        self._decoders.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._decoders, self._loader):
+            pool.shutdown(wait=False, cancel_futures=True)
