@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import random
 import re
 import shutil
+import signal
 import socket
 import struct
 import threading
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +25,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from ffcil.classifier.classifier import Classifier
-from ffcil.classifier.versions import MODEL
+from ffcil.classifier.versions import MODEL, Versions
 from ffcil.cli import app
 from ffcil.errors import InputError
 from served import NAMES, save_classifier, write_photos
@@ -240,7 +243,7 @@ def test_learning_in_the_background_and_undo(model: Path, photos: list[Path], tm
         assert finished(address)["version"] == 3
         missing = client.post("/undo", params={"to": 9}, headers=BEARER)
         assert missing.status_code == 409
-        assert "choose one of those that are kept (1, 2, 3)" in missing.json()["detail"]
+        assert "choose another of those that are kept (1, 2, 3)" in missing.json()["detail"]
         client.close()
     assert list(scratch.iterdir()) == []
     assert set(Path(os.environ["FFCIL_CACHE"]).iterdir()) == cached
@@ -249,7 +252,10 @@ def test_learning_in_the_background_and_undo(model: Path, photos: list[Path], tm
 @pytest.mark.parametrize(
     ("script", "sentence"),
     [
-        ("echo progress >&2; echo 'ffcil: Class ant is known: leave it out.' >&2; exit 2", "Class ant is known"),
+        (
+            'echo progress >&2; echo "ffcil: $4 has no classes: add some." >&2; exit 2',
+            "model has no classes: add some.",
+        ),
         ("kill -9 $$", "ended with status -9"),
         ("exit 0", "learned before"),
     ],
@@ -265,6 +271,7 @@ def test_learning_that_changes_nothing(
         change = finished(address)
         assert change["state"] == ("done" if "exit 0" in script else "failed")
         assert sentence in change["note"]
+        assert str(tmp_path) not in change["note"]
         assert httpx.get(f"{address}/health").json()["version"] == 2
         assert httpx.post(f"{address}/predict", files=files(photos[:1])).status_code == 200
 
@@ -279,6 +286,36 @@ def test_a_service_that_ends_stops_the_process_that_learns(model: Path, photos: 
             time.sleep(0.01)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+@pytest.mark.slow
+def test_learning_that_is_killed_leaves_the_old_version_or_the_new_one(model: Path, photos: list[Path]) -> None:
+    """Twenty processes that learn are killed at moments that are spread over their whole life."""
+    moments, outcomes, names, longest = random.Random(0), Counter[str](), list(NAMES), 0.0
+    with serving(model) as address:
+        for number in range(21):
+            eels = write_photos(model.parent / f"eels {number}", first=4, classes=1, seed=number)
+            begun = time.monotonic()
+            httpx.post(f"{address}/learn", files=files(eels, f"eel {number}"), headers=BEARER)
+            if number:
+                time.sleep(moments.uniform(0.2, longest))
+                for child in children():
+                    os.kill(child, signal.SIGKILL)
+            state = finished(address)["state"]
+            if number == 0:
+                longest = time.monotonic() - begun
+            outcomes[state] += 1
+            names += [f"eel {number}"] if state == "done" else []
+            assert list(Classifier.load(model, "cpu").class_names) == names
+            assert httpx.get(f"{address}/classes").json()["classes"] == names
+            assert httpx.post(f"{address}/predict", files=files(photos[:1])).status_code == 200
+    assert outcomes["failed"] >= 5
+
+
+def children() -> list[int]:
+    """Processes that this one has started."""
+    own = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return [int(number) for path in own for number in path.read_text().split()]
 
 
 def test_the_service_follows_other_commands_and_survives_a_broken_version(model: Path, photos: list[Path]) -> None:
@@ -478,6 +515,24 @@ def test_the_command_refuses_what_cannot_be_served(saved: Path, tmp_path: Path, 
     assert "is not a number: write it as 1% or 0.01" in sentence(str(saved), "--port", "0", "--false-alarms", "few")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "needs the package fastapi: pip install 'ffcil[serve]'" in sentence(str(saved))
+
+
+def test_undo_goes_to_the_version_that_the_current_one_was_made_from(model: Path) -> None:
+    """After an undo and another change, the undone version is not the one before."""
+    other = Classifier.load(model, "cpu")
+    other.rename("dog", "hound")
+    other.save(model)
+    Versions(model).switch(2)
+    again = Classifier.load(model, "cpu")
+    again.rename("dog", "puppy")
+    again.save(model)
+    with serving(model) as address:
+        assert httpx.get(f"{address}/history").json()["versions"] == [1, 2, 3, 4]
+        httpx.post(f"{address}/undo", headers=BEARER)
+        assert finished(address)["version"] == 2
+        httpx.post(f"{address}/undo", headers=BEARER)
+        assert finished(address)["version"] == 1
+        assert httpx.post(f"{address}/undo", headers=BEARER).status_code == 409
 
 
 def test_tokens_are_long_enough(tmp_path: Path) -> None:

@@ -67,6 +67,8 @@ def create_app(service: Service, token: str | None = None) -> FastAPI:
         headers = {"connection": "close"}  # the rest of the request may not have been read
         if refusal.status == 401:
             headers["www-authenticate"] = "Bearer"
+        if refusal.status == 503:
+            headers["retry-after"] = "1"
         return JSONResponse({"detail": refusal.sentence}, refusal.status, headers)
 
     async def check_token(request: Request) -> None:

@@ -87,7 +87,9 @@ class LearningProcess:
         last = ""
         async for line in process.stderr:
             if text := line.decode(errors="replace").strip():
-                last = change.note = text.removeprefix("ffcil: ")
+                # what clients see names no folder of this machine
+                text = text.removeprefix("ffcil: ").replace(str(table), "The request")
+                last = change.note = text.replace(str(self.folder), self.folder.name)
         if status := await process.wait():
             raise InputError(last or f"The process that learns ended with status {status}: see the log of the service.")
 
@@ -118,17 +120,20 @@ def counted(images: Sequence[Labelled]) -> dict[str, int]:
     return dict(Counter(labelled.label for labelled in images))
 
 
-def earlier_version(folder: Path, current: int, to: int | None) -> int:
-    """The version to go back to: `to`, or the one before the current one."""
+def earlier_version(folder: Path, history: Sequence[int], to: int | None) -> int:
+    """The version to go back to: `to`, or the one that the current one was made from.
+
+    Args:
+        history: Versions that led to the current one, which is the last of them.
+    """
     there = Versions(folder).numbers()
-    earlier = [number for number in there if number < current]
-    if to is None and earlier:
-        return earlier[-1]
-    if to is not None and to in there and to != current:
+    if to is None and len(history) > 1 and history[-2] in there:
+        return history[-2]
+    if to is not None and to in there and to != history[-1]:
         return to
     kept = ", ".join(map(str, there)) or "none"
-    wanted = "an earlier version" if to is None else f"another version {to}"
-    raise InputError(f"There is not {wanted} to go back to: choose one of those that are kept ({kept}).")
+    wanted = "the version before this one" if to is None else f"version {to}"
+    raise InputError(f"The classifier cannot go back to {wanted}: choose another of those that are kept ({kept}).")
 
 
 def go_back(folder: Path, version: int) -> None:

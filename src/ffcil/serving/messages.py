@@ -111,6 +111,7 @@ class History(BaseModel):
 
     version: int
     versions: list[int]
+    """Versions that are kept."""
     changes: list[dict[str, Any]]
 
 

@@ -116,7 +116,7 @@ class Service:
         """Begin to go back to an earlier version."""
         self.check_idle()
         try:
-            number = earlier_version(self.folder, self.snapshot.version, to)
+            number = earlier_version(self.folder, self.snapshot.lineage, to)
         except InputError as error:
             raise Refusal(409, str(error)) from error
         change = Change("undo")
@@ -159,9 +159,10 @@ class Service:
                     gc.collect()  # the version before has circular references to large tensors
                 self.problem = None
             except (InputError, OSError) as error:
-                if self.problem != str(error):
+                problem = str(error).replace(str(self.folder), self.folder.name)
+                if self.problem != problem:
                     print(f"ffcil: {error}", file=sys.stderr)
-                self.problem = str(error)
+                self.problem = problem
 
     # --- life -----------------------------------------------------------------------------------------------------
 

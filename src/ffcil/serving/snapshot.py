@@ -38,6 +38,12 @@ class Snapshot:
         return self.classifier.version
 
     @property
+    def lineage(self) -> list[int]:
+        """The versions that led to this one, which is the last."""
+        earlier = {change["version"] for change in self.history} - {self.version}
+        return [*sorted(earlier), self.version]
+
+    @property
     def classes(self) -> tuple[str, ...]:
         return self.classifier.class_names
 
