@@ -8,7 +8,7 @@ BIN := .venv/bin
 .venv/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check uv
-	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -r requirements.lock
+	$(BIN)/uv pip install --quiet --compile-bytecode --require-hashes --python $(BIN)/python -r requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
 	@touch $@
 
@@ -27,8 +27,8 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-lock: setup          ## update the pinned versions (without index lines)
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header \
+lock: setup          ## update the pinned versions and their hashes (without index lines)
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header --generate-hashes \
 	  --extra dev --upgrade -o requirements.lock pyproject.toml
 
 clean:

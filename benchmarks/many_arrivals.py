@@ -2,8 +2,8 @@
 
 python benchmarks/many_arrivals.py --out results/many-arrivals.json
 
-An image has 16 x 16 pixels, and its 768 values are its features, so that no network takes part in the measurement. Every
-tenth arrival the classifier is also asked about 1,000 images of all classes seen. `--plot` draws the file.
+An image has 16 x 16 pixels, and its 768 values are its features, so that no network takes part in the measurement. At
+every tenth arrival the classifier is also asked about 1,000 images of all classes seen. `--plot` draws the file.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ class SLDA(Pretrained):
     classifiers: ClassVar = {"lda": "linear discriminant"}
     trains = False  # nothing is optimised, so there is no `loss`
     fixed_features = True  # test features are computed once
+    any_network = True  # it only reads features, of a ViT or of any other network of timm
     Config = SLDAConfig
     config: SLDAConfig
     scatter: Tensor
@@ -55,7 +56,7 @@ class SLDA(Pretrained):
         self.classes.grow(increment.seen_now)
 
     def features(self, images: Tensor) -> Tensor:
-        return self.vit_features(images)
+        return self.network_features(images)
 
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
         self.classes.remember(features, targets)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +124,17 @@ def write_colours(root: Path, classes: int = 6, images: int = 12) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{k:04d}.png")
     return root
+
+
+@contextmanager
+def limited_files(size: int) -> Iterator[None]:
+    """Let no file grow beyond `size` bytes, as `ulimit -f` does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.fixture(scope="session")

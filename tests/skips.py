@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-MARKERS = {"slow": "they take minutes", "gpu": "they need a CUDA device"}
+MARKERS = {"slow": "they take minutes", "gpu": "they need a CUDA device", "faults": "they inject faults for minutes"}
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

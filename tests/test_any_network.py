@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from timm.data import resolve_data_config
 from torch import Tensor
 
-from conftest import AUGMENTATION, Make, coloured_images, seeded, small_config, small_stream
+from conftest import AUGMENTATION, Make, coloured_images, seeded, small_config, small_stream, write_colours
 from ffcil.classifier.classifier import MODEL, Classifier
 from ffcil.classifier.teaching import teach
 from ffcil.config.resolve import resolve
@@ -181,10 +181,10 @@ def test_refusals(make_learner: Make) -> None:
             make_learner(method=method, backbone="test_convnext", weights=None)
         assert str(caught.value) == (
             "Backbone 'test_convnext' is not a plain ViT (timm builds it as ConvNeXt), and "
-            f"{METHODS[method].title} tunes it: choose a vit_* of timm, or a method that takes any network "
-            f"({', '.join(anything)})."
+            f"{METHODS[method].title} tunes it: choose a plain ViT, such as vit_base_patch16_224, or a method that "
+            f"takes any network ({', '.join(anything)})."
         )
-    with pytest.raises(InputError, match=r"and RanPAC tunes it by adapters: set options.rank=0 to read its features"):
+    with pytest.raises(InputError, match=r"and RanPAC tunes it: set options.rank=0 to read its features"):
         make_learner(method="ranpac", backbone="test_convnext", weights=None)
     with pytest.raises(InputError, match="rank"):
         complete(small_config(method="ease", options={"rank": 0}))
@@ -235,13 +235,31 @@ def test_normalisation_of_weights() -> None:
         ("imagenet-a", {}, "373dd5129ce9"),
         ("cub200", {}, "ba12f5bab56e"),
         ("cifar100", {"method": "icarl"}, "12a6b2c94f91"),
-        ("own-images", {"normalise": "auto"}, "5d0e4d69b9f2"),
-        ("own-images", {"normalise": "published"}, "5d0e4d69b9f2"),
+        ("own-images", {"method": "ranpac", "normalise": "auto"}, "5d0e4d69b9f2"),
+        ("own-images", {"method": "ranpac", "normalise": "published"}, "5d0e4d69b9f2"),
     ],
 )
 def test_runs_of_the_version_with_auto_keep_their_identity(recipe: str, fields: dict[str, Any], identity: str) -> None:
     """That version computed the literals. It scaled pixels to [0, 1] where these recipes say `published`."""
     assert complete(resolve(recipe, fields)).identity() == identity
+
+
+def test_weights_that_cannot_be_downloaded_are_one_sentence_with_three_ways_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: Any, **__: Any) -> None:
+        raise OSError("We couldn't connect to the hub.\nCheck your connection.")
+
+    monkeypatch.setattr("timm.create_model", offline)
+    with pytest.raises(
+        InputError, match=r"couldn't connect to the hub\): connect .* weights=FILE.* own-images-offline"
+    ) as caught:
+        build_network("vit_tiny_patch16_224", "hub")
+    assert "\n" not in str(caught.value)
+
+
+def test_own_images_without_a_download(tmp_path: Path) -> None:
+    folder = write_colours(tmp_path / "photos", classes=3)
+    classifier, _ = teach(tmp_path / "model", [folder], resolve("own-images-offline"), device="cpu")
+    assert classifier.test(folder)["accuracy"] > 90
 
 
 def test_the_default_of_own_images() -> None:

@@ -223,6 +223,9 @@ class Finished:
     def __init__(self, job: Job) -> None:
         self.result = attempt(job)
 
+    def began(self) -> bool:
+        return True
+
     def outcome(self) -> Outcome:
         return self.result
 

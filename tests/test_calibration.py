@@ -1,4 +1,4 @@
-"""Calibration, measures and novelty compared with naive loops, refits and closed forms."""
+"""Calibration and measures compared with naive loops and closed forms."""
 
 from __future__ import annotations
 
@@ -15,13 +15,10 @@ from torch import Tensor
 from conftest import seeded
 from ffcil.calibration import (
     Calibration,
-    NewClassRatio,
-    RelativeMahalanobis,
     auroc,
     expected_calibration_error,
     fit_calibration,
     fit_temperature,
-    held_out_novelty,
     threshold_at,
 )
 
@@ -243,155 +240,3 @@ def test_the_threshold_keeps_the_rate_of_false_alarms(false_alarms: float) -> No
         )
         assert alarms <= false_alarms * (count + 1) + 1e-6
         assert alarms > false_alarms * (count + 1) - 1 - 1e-6  # and no lower threshold does
-
-
-# --- novelty --------------------------------------------------------------------------------------------------------
-
-COUNTS = [1, 2, 7, 0, 12]
-TARGETS = torch.arange(5).repeat_interleave(torch.tensor(COUNTS))
-FEATURES = normal(22, 6) @ normal(6, 6, seed=1) + 3 * normal(5, 6, seed=2)[TARGETS] + 10
-
-
-def sums_of(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    members = (targets == torch.arange(5)[:, None]).to(features.dtype)
-    return members.sum(dim=1), members @ features, features.T @ features
-
-
-def naive_novelty(
-    x: Tensor, features: Tensor, targets: Tensor, shrinkage: float, diagonals: tuple[Tensor, Tensor] | None = None
-) -> tuple[float, tuple[Tensor, Tensor]]:
-    """Novelty by plain covariances, and the diagonals of the scatter; `diagonals` are used in place of those."""
-    means = {int(c): features[targets == c].mean(dim=0) for c in targets.unique()}
-    within = sum(torch.outer(f - means[int(y)], f - means[int(y)]) for f, y in zip(features, targets, strict=True))
-    centre = features.mean(dim=0)
-    total = sum(torch.outer(f - centre, f - centre) for f in features)
-    diagonals = diagonals or (within.diagonal(), total.diagonal())
-
-    def distance(scatter: Tensor, diagonal: Tensor, freedom: int, mean: Tensor) -> float:
-        shrunk = (1 - shrinkage) * scatter + shrinkage * torch.diag(diagonal)
-        return ((x - mean) @ torch.linalg.inv(shrunk / freedom) @ (x - mean)).item()
-
-    nearest = min(distance(within, diagonals[0], len(features) - len(means), mean) for mean in means.values())
-    return nearest - distance(total, diagonals[1], len(features), centre), diagonals
-
-
-@pytest.mark.parametrize("shrinkage", [0.03, 0.5])
-def test_novelty_is_that_of_plain_covariances(shrinkage: float) -> None:
-    novelty = RelativeMahalanobis.of(*sums_of(FEATURES, TARGETS), shrinkage)
-    others = normal(9, 6, seed=3) * 4 + 10
-    expected = [naive_novelty(x, FEATURES, TARGETS, shrinkage)[0] for x in others]
-    torch.testing.assert_close(novelty(others), torch.tensor(expected).double(), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("shrinkage", [0.03, 0.5])
-def test_leaving_one_out_equals_a_loop_of_refits(shrinkage: float) -> None:
-    """The diagonal that the matrices are shrunk to stays that of all images."""
-    novelty = RelativeMahalanobis.of(*sums_of(FEATURES, TARGETS), shrinkage)
-    _, diagonals = naive_novelty(FEATURES[0], FEATURES, TARGETS, shrinkage)
-    expected = []
-    for i in range(len(FEATURES)):
-        rest = torch.arange(len(FEATURES)) != i
-        expected.append(naive_novelty(FEATURES[i], FEATURES[rest], TARGETS[rest], shrinkage, diagonals)[0])
-    got = novelty.leave_one_out(FEATURES, TARGETS)
-    torch.testing.assert_close(got, torch.tensor(expected).double(), rtol=1e-4, atol=1e-4)
-    assert got.mean() > novelty(FEATURES).mean() + 1
-
-
-def test_unknown_classes_are_found_at_the_stated_rate() -> None:
-    """Classes that differ in few directions, in features that vary more in others."""
-    spread = torch.tensor([20.0] * 5 + [1.0] * 5).double()
-    places = torch.cat([torch.zeros(60, 5), 6 * torch.randn(60, 5, generator=seeded(2))], dim=1).double()
-
-    def images(classes: range, each: int, seed: int) -> tuple[Tensor, Tensor]:
-        targets = torch.arange(classes.start, classes.stop).repeat_interleave(each)
-        return places[targets] + spread * normal(len(targets), 10, seed=seed), targets
-
-    (train, targets), (known, _), (unknown, _) = (
-        images(range(30), 20, 3),
-        images(range(30), 40, 4),
-        images(range(30, 60), 40, 5),
-    )
-    members = (targets == torch.arange(30)[:, None]).double()
-    novelty = RelativeMahalanobis.of(members.sum(dim=1), members @ train, train.T @ train)
-    threshold = threshold_at(novelty.leave_one_out(train, targets), 0.1)
-    assert (novelty(known) > threshold).double().mean() == pytest.approx(0.1, abs=0.03)
-    assert auroc(novelty(known), novelty(unknown)) > 0.9
-
-
-def test_one_image_per_class_has_a_finite_novelty() -> None:
-    features, targets = normal(5, 6), torch.arange(5)
-    novelty = RelativeMahalanobis.of(*sums_of(features, targets), 0.5)
-    assert novelty(normal(4, 6, seed=1)).isfinite().all()
-    assert novelty.leave_one_out(features, targets).isfinite().all()
-
-
-def naive_ratio(x: Tensor, shrinkage: float, within: float) -> float:
-    """The ratio by normal densities in all directions."""
-    centre = FEATURES.mean(dim=0)
-    means = {c: FEATURES[c == TARGETS].mean(dim=0) for c in TARGETS.unique().tolist()}
-    rows = torch.stack([f - means[int(y)] for f, y in zip(FEATURES, TARGETS, strict=True)])
-    scatter = rows.T @ rows / (22 - 4)
-    scatter = (1 - shrinkage) * scatter + shrinkage * torch.diag(scatter.diagonal())
-    values, vectors = torch.linalg.eigh(scatter)
-    root = vectors @ torch.diag(values.sqrt()) @ vectors.T
-    spread = sum(COUNTS[c] / 22 * torch.outer(m - centre, m - centre) for c, m in means.items())
-    values, vectors = torch.linalg.eigh(torch.linalg.inv(root) @ spread @ torch.linalg.inv(root))
-    values = torch.where(values > 1e-9, values - within * 4 / 22, 0.0).clamp_min(0)
-    between = root @ vectors @ torch.diag(values) @ vectors.T @ root
-
-    def density(mean: Tensor, covariance: Tensor) -> float:
-        return torch.distributions.MultivariateNormal(mean, covariance).log_prob(x).item()
-
-    known = []
-    for c, mean in means.items():
-        gain = between @ torch.linalg.inv(between + within * scatter / COUNTS[c])
-        posterior = between - gain @ between
-        known.append(density(centre + gain @ (mean - centre), within * scatter + (posterior + posterior.T) / 2))
-    return density(centre, within * scatter + between) - max(known)
-
-
-def test_the_ratio_is_that_of_normal_densities() -> None:
-    ratio = NewClassRatio.of(*sums_of(FEATURES, TARGETS), 0.5)
-    assert ratio.within > 1
-    others = normal(9, 6, seed=3) * 4 + 10
-    expected = [naive_ratio(x, 0.5, ratio.within) for x in others]
-    torch.testing.assert_close(ratio(others), torch.tensor(expected).double(), rtol=1e-5, atol=1e-5)
-
-
-def test_held_out_novelties_are_those_of_refits_in_any_order() -> None:
-    order = torch.randperm(22, generator=seeded(7))
-    got = held_out_novelty(NewClassRatio.of, FEATURES, TARGETS, 5, folds=3)
-    again = held_out_novelty(NewClassRatio.of, FEATURES[order], TARGETS[order], 5, folds=3)
-    torch.testing.assert_close(again, got[order])
-    for part in range(3):
-        held = torch.zeros(22, dtype=torch.bool)
-        for c in range(5):
-            members = sorted((i for i in range(22) if TARGETS[i] == c), key=lambda i: FEATURES[i, 0].item())
-            held[members[part::3]] = True
-        refit = NewClassRatio.of(*sums_of(FEATURES[~held], TARGETS[~held]))
-        torch.testing.assert_close(got[held], refit(FEATURES[held]))
-
-
-def test_the_ratio_finds_new_classes_among_many_directions() -> None:
-    """Most directions are the same in all classes: distances are dominated by them, the ratio is not."""
-    places = torch.cat([2.5 * normal(60, 6, seed=2), torch.zeros(60, 60)], dim=1)
-
-    def images(classes: range, each: int, seed: int) -> tuple[Tensor, Tensor]:
-        targets = torch.arange(classes.start, classes.stop).repeat_interleave(each)
-        return places[targets] + normal(len(targets), 66, seed=seed), targets
-
-    train, targets = images(range(30), 10, 3)
-    (known, _), (unknown, _) = images(range(30), 20, 4), images(range(30, 60), 20, 5)
-    members = (targets == torch.arange(30)[:, None]).double()
-    sums = members.sum(dim=1), members @ train, train.T @ train
-    ratio, relative = NewClassRatio.of(*sums), RelativeMahalanobis.of(*sums, 0.1)
-    assert auroc(ratio(known), ratio(unknown)) > auroc(relative(known), relative(unknown)) + 0.02
-    threshold = threshold_at(held_out_novelty(NewClassRatio.of, train, targets, 30), 0.1)
-    assert (ratio(known) > threshold).double().mean() == pytest.approx(0.1, abs=0.05)
-
-
-@pytest.mark.parametrize("counts", [[1, 1, 1, 1, 1], [5, 0, 0, 0, 0], [1, 0, 0, 0, 0]])
-def test_the_ratio_of_few_images_is_finite(counts: list[int]) -> None:
-    targets = torch.arange(5).repeat_interleave(torch.tensor(counts))
-    ratio = NewClassRatio.of(*sums_of(normal(len(targets), 6), targets))
-    assert ratio(normal(4, 6, seed=1)).isfinite().all()

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,9 @@ import ffcil
 from conftest import small_config
 from ffcil.cli import main
 from ffcil.data import decoding
+from ffcil.data.glyphs import GLYPHS_AUGMENTATION, glyphs, verify_glyphs
 from ffcil.data.published import PUBLISHED
-from ffcil.data.sources import load_dataset
+from ffcil.data.sources import SOURCES, DataSet, load_dataset
 from ffcil.errors import InputError
 from ffcil.runs.run import Run, augmentation_of
 
@@ -105,7 +107,7 @@ def test_a_tree_like_imagenet_a_from_prepare_to_a_run(
     cut = {"method": "simplecil", "backbone": "vit_tiny_patch16_224", "weights": None, "arrivals.sizes": "[2,1]"}
     settings = [part for key, value in cut.items() for part in ("--set", f"{key}={'null' if value is None else value}")]
     run = ("run", "imagenet-a", *there, "--device", "cpu", "--threads", "1", "--out", "run", *settings)
-    monkeypatch.setattr("ffcil.data.decoding.upright", None)  # Nothing is decoded again.
+    monkeypatch.setattr("ffcil.data.decoding.decode", None)  # Nothing is decoded again.
     status, out, err = ffcil_data(*run)
     assert status == 0, err
     assert "prototype (scored)" in out
@@ -157,20 +159,20 @@ def test_check_compares_unreadable_images_with_those_left_out(
     for path in damage(root)[1:]:
         path.unlink()
     assert ffcil_data("data", "prepare", str(root), "--skip-bad")[0] == 0
-    read = decoding.upright
+    read = decoding.decode
     victim = next((root / "test" / "n00000000").iterdir())
 
-    def worse(content: Path) -> Image.Image:
+    def worse(content: Path, size: int) -> Image.Image:
         if content == victim:
             raise ValueError("it is no longer read")
-        return read(content)
+        return read(content, size)
 
-    monkeypatch.setattr(decoding, "upright", worse)
+    monkeypatch.setattr(decoding, "decode", worse)
     status, _, err = ffcil_data("data", "check", str(root))
     assert status == 2
     assert "1 image(s) cannot be read" in err
     assert err.endswith(f": {victim} (it is no longer read).\n")
-    monkeypatch.setattr(decoding, "upright", lambda content: read(victim if content == bad else content))
+    monkeypatch.setattr(decoding, "decode", lambda content, size: read(victim if content == bad else content, size))
     status, _, err = ffcil_data("data", "check", str(root))
     assert status == 2
     assert "leaves out 1 image(s) that can be read now: remove the store" in err
@@ -226,19 +228,41 @@ def test_a_changed_store_is_detected(ffcil_data: Command, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["0.pixels", "1.pixels", "0.sizes.npy", "1.sizes.npy", "store.json"])
 @pytest.mark.parametrize("damage", ["cut", "empty", "gone"])
-def test_an_incomplete_store_is_detected(ffcil_data: Command, tmp_path: Path, name: str, damage: str) -> None:
+def test_an_incomplete_store_is_created_again(ffcil_data: Command, tmp_path: Path, name: str, damage: str) -> None:
     root = tree(tmp_path / "mine", 1, 2, 1)
     _, out, _ = ffcil_data("data", "prepare", str(root), "--json")
     path = Path(json.loads(out)["store"]) / name
+    whole = {file.name: file.read_bytes() for file in path.parent.iterdir()}
     if damage == "gone":
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:-1] if damage == "cut" else b"")
-    for command in ("check", "prepare", "show"):
-        status, out, err = ffcil_data("data", command, str(root))
-        assert (status, out, err.count("\n")) == (2, "", 1)
-        assert "is damaged (" in err
-        assert "remove it to create it again" in err
+    status, out, err = ffcil_data("data", "check", str(root))
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "is damaged (" in err
+    assert "remove it, and it is created again" in err
+    status, out, err = ffcil_data("data", "prepare", str(root))
+    assert (status, err.count("\n")) == (0, 1)
+    assert err.startswith(f"ffcil: The store {path.parent} is damaged (")
+    assert err.endswith("), so it is created again.\n")
+    assert {file.name: file.read_bytes() for file in path.parent.iterdir()} == whole
+    assert ffcil_data("data", "check", str(root))[0] == 0
+
+
+def test_the_checksums_of_drawn_images_are_verified(
+    ffcil_data: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = DataSet(*glyphs(3, 2), GLYPHS_AUGMENTATION)
+    few = replace(SOURCES["glyphs"], load=lambda *arguments: small, verify=partial(verify_glyphs, 3, 2))
+    monkeypatch.setitem(SOURCES, "glyphs", few)
+    assert "the checksums of its files are correct" in ffcil_data("data", "check", "glyphs")[1]
+    pixels = next((tmp_path / "cache").glob("glyphs-*/0.pixels"))
+    content = np.frombuffer(pixels.read_bytes(), np.uint8).copy()
+    content[::100] ^= 1
+    pixels.write_bytes(content.tobytes())
+    status, out, err = ffcil_data("data", "check", "glyphs")
+    assert (status, out) == (2, "")
+    assert "is damaged (the checksum of 0.pixels is wrong)" in err
 
 
 def test_files_without_an_image_suffix_are_reported(ffcil_data: Command, tmp_path: Path) -> None:
@@ -299,7 +323,9 @@ def test_show(ffcil_data: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_the_embedded_data_set(ffcil_data: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FFCIL_CACHE", os.environ["FFCIL_CACHE_OF_TESTS"])  # Other tests have drawn it already.
     assert "ready for image_size=32" in ffcil_data("data", "prepare", "glyphs")[1]
-    assert ffcil_data("data", "check", "glyphs")[1] == "glyphs: 20,000 training and 5,000 test images as published\n"
+    assert ffcil_data("data", "check", "glyphs")[1] == (
+        "glyphs: 20,000 training and 5,000 test images as published\nthe checksums of its files are correct\n"
+    )
     assert ffcil_data("data", "show", "glyphs")[0] == 0
 
 

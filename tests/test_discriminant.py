@@ -52,22 +52,24 @@ def differences(scores: Tensor) -> Tensor:
 @pytest.mark.parametrize("shrinkage", SHRINKAGES)
 def test_scores_are_those_of_normal_distributions_with_one_covariance(shrinkage: float) -> None:
     features, targets = some_images()
-    weights, biases = Discriminant.of(summed(features, targets)).linear(shrinkage)
+    discriminant = Discriminant.of(summed(features, targets))
+    weights, biases = discriminant.linear(shrinkage)
     variances = variances_of(features, targets)
     for image in torch.randn(5, 9, generator=seeded(3), dtype=torch.float64):
         expected = naive_scores(image, features, targets, shrinkage, variances)
+        torch.testing.assert_close(-discriminant.distances(shrinkage)(image[None])[0] / 2, expected)
         torch.testing.assert_close(differences(weights @ image + biases), differences(expected), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("shrinkage", SHRINKAGES)
-def test_left_out_scores_are_those_of_a_discriminant_without_the_image(shrinkage: float) -> None:
+def test_left_out_distances_are_those_to_a_discriminant_without_the_image(shrinkage: float) -> None:
     features, targets = some_images()
-    found = Discriminant.of(summed(features, targets)).left_out_scores(features, targets, shrinkage)
+    found = Discriminant.of(summed(features, targets)).left_out_distances(features, targets, shrinkage)
     variances = variances_of(features, targets)
     for k in range(len(features)):
         rest = torch.arange(len(features)) != k
         expected = naive_scores(features[k], features[rest], targets[rest], shrinkage, variances)
-        torch.testing.assert_close(differences(found[k]), differences(expected), rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(-found[k] / 2, expected, rtol=1e-8, atol=1e-8)
 
 
 def test_sums_do_not_depend_on_order_or_parts_and_images_can_be_removed() -> None:
@@ -81,6 +83,13 @@ def test_sums_do_not_depend_on_order_or_parts_and_images_can_be_removed() -> Non
         torch.testing.assert_close(parts.get_buffer(name), value, rtol=1e-12, atol=1e-10)
     for name, value in summed(features[order[25:]], targets[order[25:]]).named_buffers():
         torch.testing.assert_close(less.get_buffer(name), value, rtol=1e-12, atol=1e-10)
+
+
+def test_merged_sums_are_those_of_one_class() -> None:
+    features, targets = some_images()
+    expected = summed(features, torch.zeros_like(targets), classes=1)
+    for name, value in summed(features, targets, classes=5).merged().named_buffers():
+        torch.testing.assert_close(value, expected.get_buffer(name), rtol=1e-12, atol=1e-10)
 
 
 def test_the_scatter_keeps_its_precision_far_from_zero() -> None:
@@ -112,7 +121,8 @@ def test_a_class_without_images_is_never_predicted() -> None:
     discriminant = Discriminant.of(summed(features, targets, classes=5))
     weights, biases = discriminant.linear(0.1)
     assert (features @ weights.T + biases)[:, 4].eq(-torch.inf).all()
-    assert discriminant.left_out_scores(features, targets, 0.1)[:, 4].eq(-torch.inf).all()
+    assert discriminant.left_out_distances(features, targets, 0.1)[:, 4].eq(torch.inf).all()
+    assert discriminant.distances(0.1)(features)[:, 4].eq(torch.inf).all()
 
 
 def test_the_shrinkage_from_sums_follows_the_number_of_images() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +20,10 @@ from typing import Any
 import pytest
 
 from ffcil.errors import InputError
+from ffcil.locks import lock
 from ffcil.methods import METHODS, load_methods
 from ffcil.runs.folder import is_busy
+from ffcil.studies.executors.idle import Idleness
 from ffcil.studies.executors.job import LOG, Ending, Job, Outcome, attempt
 from ffcil.studies.executors.local import LocalExecutor
 from ffcil.studies.executors.loop import Executor, run_jobs
@@ -34,20 +39,27 @@ class Messages:
 
     def __init__(self, update: Callable[[Collection[Job]], None] = lambda running: None) -> None:
         self.messages: list[str] = []
-        self.update = update
+        self.updates: list[int] = []
+        """Number of running jobs at each update."""
+        self._update = update
+
+    def update(self, running: Collection[Job]) -> None:
+        self.updates.append(len(running))
+        self._update(running)
 
     def message(self, text: str) -> None:
         self.messages.append(text)
 
 
 class Scripted(Executor):
-    """An executor whose attempts end at once, with the outcomes of a script."""
+    """An executor whose attempts end at once, with the outcomes of a script; None is a job that hangs."""
 
-    def __init__(self, slots: int | None, script: dict[str, list[Outcome]]) -> None:
+    def __init__(self, slots: int | None, script: Mapping[str, list[Outcome | None]]) -> None:
         super().__init__()
         self.slots, self.script = slots, script
         self.started: list[str] = []
         self.stopped: list[str] = []
+        self.killed: list[str] = []
         self.most = self.now = 0
 
     def start(self, job: Job) -> Any:
@@ -58,11 +70,19 @@ class Scripted(Executor):
 
         class Ended:
             def outcome(self) -> Outcome | None:
+                if executor.script[job.label][0] is None and job.label not in executor.killed:
+                    return None  # It hangs until it is killed.
                 executor.now -= 1
-                return executor.script[job.label].pop(0)
+                return executor.script[job.label].pop(0) or CRASHED
+
+            def began(self) -> bool:
+                return True
 
             def stop(self) -> None:
                 executor.stopped.append(job.label)
+
+            def kill(self) -> None:
+                executor.killed.append(job.label)
 
             def wait(self) -> None:
                 executor.stopped.append(f"{job.label} awaited")
@@ -101,6 +121,59 @@ def test_a_job_that_another_process_executes_is_waited_for(jobs: list[Job], monk
     executor = Scripted(None, {free.label: [DONE], busy.label: [Outcome(Ending.BUSY), DONE]})
     assert run_jobs([free, busy], executor, Messages(), interval=0.01) == {}
     assert executor.started == [free.label, busy.label, busy.label]
+
+
+def test_who_executes_a_job_that_is_waited_for(jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ffcil.studies.executors.loop.BUSY_SECONDS", 0.001)
+    jobs[0].folder.mkdir(parents=True)
+    with ExitStack() as held:
+        held.enter_context(lock(jobs[0].folder / ".lock"))
+        progress = Messages(lambda running: None if running or len(progress.updates) < 20 else held.close())
+        executor = Scripted(2, {job.label: [DONE] for job in jobs})
+        assert run_jobs(jobs, executor, progress, interval=0.001) == {}
+    assert executor.started[-1] == jobs[0].label
+    (told,) = progress.messages  # once
+    assert told.startswith(f"{jobs[0].label}: is executed by process {os.getpid()} on {socket.gethostname()}, since 20")
+    assert told.endswith("; waiting for it")
+
+
+def test_a_job_without_progress_is_named(jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ffcil.studies.executors.loop.STALL_SECONDS", 0.05)
+    first, *others = jobs
+    progress = Messages(lambda running: executor.killed.append(first.label) if len(progress.updates) == 300 else None)
+    script: dict[str, list[Outcome | None]] = {first.label: [None, DONE], **{job.label: [DONE] for job in others}}
+    executor = Scripted(1, script)
+    assert run_jobs(jobs, executor, progress, interval=0.001) == {}
+    told, resumed = progress.messages
+    assert told.startswith(f"{first.label}: no progress for 0 s (another process; {first.folder / LOG})")
+    assert told.endswith("; --patience MINUTES would end and resume it")
+    assert resumed == f"{first.label}: killed by SIGKILL; resumed"
+
+
+def test_a_job_with_progress_is_not_named(jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("ffcil.studies.executors.idle.time.monotonic", lambda: now)
+    idleness, job = Idleness(), jobs[0]
+    job.folder.mkdir(parents=True)
+    assert idleness.seconds(job) == 0
+    now = 5.0
+    assert idleness.seconds(job) == 5
+    (job.folder / LOG).write_text("step 1")
+    assert idleness.seconds(job) == 0
+    now = 7.0
+    os.utime(job.folder / LOG, ns=(1, 1))  # the clock of another machine
+    assert idleness.seconds(job) == 0
+    now = 8.0
+    assert idleness.seconds(job) == 1
+
+
+def test_a_job_without_progress_is_ended_if_asked(jobs: list[Job]) -> None:
+    first, progress = jobs[0], Messages()
+    script: dict[str, list[Outcome | None]] = {first.label: [None, DONE], **{job.label: [DONE] for job in jobs[1:]}}
+    executor = Scripted(None, script)
+    assert run_jobs(jobs, executor, progress, interval=0.001, patience=0.05) == {}
+    assert executor.killed == [first.label]
+    assert [text.split("; ")[-1] for text in progress.messages] == ["ended", "resumed"]
 
 
 def test_a_finished_job_is_not_started(jobs: list[Job]) -> None:
@@ -150,7 +223,7 @@ def test_a_lock_is_released_when_its_process_ends(tmp_path: Path) -> None:
     assert not is_busy(tmp_path)
 
 
-def mortal_jobs(tmp_path: Path, colours: Path, methods: list[str]) -> list[Job]:
+def mortal_jobs(tmp_path: Path, colours: Path, methods: list[str], death: str = "SIGKILL") -> list[Job]:
     """Jobs of `methods`. `mortal` is iCaRL that kills its process in the second step if the file `doom` exists."""
     tmp_path.mkdir()
     file = tmp_path / "mortal.py"
@@ -161,7 +234,7 @@ def mortal_jobs(tmp_path: Path, colours: Path, methods: list[str]) -> list[Job]:
         "    def finish(self, increment):\n"
         f"        doom = Path({str(tmp_path / 'doom')!r})\n"
         "        if increment.step == 2 and doom.exists():\n"
-        "            doom.unlink()\n            os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"            doom.unlink()\n            os.kill(os.getpid(), signal.{death})\n"
         "        return super().finish(increment)\n"
     )
     load_methods(str(file))
@@ -201,6 +274,29 @@ def test_the_output_of_a_child_goes_to_its_log(tmp_path: Path, colours: Path) ->
     log = (job.folder / LOG).read_text()
     assert log.count("Traceback") == 2  # two attempts
     assert "from below" in log
+
+
+def test_the_last_words_of_a_child_are_reported(tmp_path: Path, colours: Path) -> None:
+    method = tmp_path / "mine.py"
+    method.write_text("import os\nprint('cannot open shared memory', flush=True)\nos._exit(3)\n")
+    (job,) = small_jobs(tmp_path, colours, groups=one_setting("icarl"))
+    config = job.config.model_copy(update={"method": "mine"})
+    job = Job(job.label, config, job.folder, data=job.data, device="cpu", imports=(str(method),))
+    failed = run_jobs([job], LocalExecutor("cpu", 1), Messages())
+    assert failed == {job: "ended with status 3; its log ends with 'cannot open shared memory'"}
+
+
+@pytest.mark.faults
+def test_a_child_that_hangs_is_ended_and_resumed(tmp_path: Path, colours: Path) -> None:
+    undisturbed = mortal_jobs(tmp_path / "undisturbed", colours, ["mortal"])
+    assert run_jobs(undisturbed, LocalExecutor("cpu", 1), Messages()) == {}
+    jobs, progress = mortal_jobs(tmp_path / "again", colours, ["mortal"], "SIGSTOP"), Messages()
+    (tmp_path / "again" / "doom").touch()
+    assert run_jobs(jobs, LocalExecutor("cpu", 1), progress, patience=10) == {}
+    ended, resumed = progress.messages
+    assert re.search(r"no progress for 1\d s \(process \d+ on .*; ended$", ended)
+    assert re.search(r"killed by SIGKILL; its log ends with .*; resumed$", resumed)
+    assert timeless_records(tmp_path / "again" / "out") == timeless_records(tmp_path / "undisturbed" / "out")
 
 
 def test_two_studies_on_one_folder_divide_the_runs(tmp_path: Path, colours: Path) -> None:
@@ -287,6 +383,69 @@ def one_setting(method: str = "icarl") -> list[dict[str, Any]]:
 
 
 # --- Ray ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fake_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """A substitute for Ray that takes over signals, as Ray does. Returns the socket of its head node."""
+
+    class Never(Exception):
+        pass
+
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        ray = SimpleNamespace(
+            init=lambda *_, **__: signal.signal(signal.SIGTERM, signal.SIG_DFL),
+            exceptions=SimpleNamespace(AuthenticationError=Never, RayError=Never),
+            shutdown=lambda: None,
+            get_runtime_context=lambda: SimpleNamespace(gcs_address=address),
+            remote=lambda **_: lambda function: SimpleNamespace(remote=lambda job: job),
+            cluster_resources=dict,
+            wait=lambda references, timeout: ([], references),
+            cancel=lambda reference: pytest.fail("waits for the head node"),
+        )
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        yield head
+
+
+def test_ray_leaves_signals_to_the_command(fake_ray: socket.socket) -> None:
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with RayExecutor("cpu", 1, None, None):
+            assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_lost_head_node_of_ray_is_a_sentence(
+    jobs: list[Job], fake_ray: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ffcil.studies.executors.ray.HEAD_SECONDS", 0.02)
+
+    def lose(running: Collection[Job]) -> None:
+        if len(progress.updates) == 10:
+            fake_ray.close()
+
+    progress = Messages(lose)
+    with pytest.raises(
+        InputError, match=r"head node of the Ray cluster at 127.* does not answer \(Connection refused\)"
+    ):
+        run_jobs(jobs, RayExecutor("cpu", 1, None, None), progress, interval=0.01)
+    assert len(progress.updates) > 10
+
+
+@pytest.mark.faults
+def test_sigterm_ends_a_study_under_ray(tmp_path: Path, colours: Path) -> None:
+    pytest.importorskip("ray")
+    study, out = write_small_study(tmp_path / "small.yaml", colours, epochs=300), tmp_path / "out"
+    process = launch(study, out, "--executor", "ray", "--jobs", "1", RAY_USAGE_STATS_ENABLED="0")
+    wait_until(lambda: bool(list(out.rglob("progress.json"))), process)
+    process.terminate()
+    output, _ = process.communicate()
+    assert process.returncode == 130, output
+    assert "ffcil: interrupted; the same command resumes it." in output
+    assert "SIGTERM received" not in output
+    assert not list(out.rglob("progress.json"))
 
 
 def test_a_share_of_a_gpu_needs_gpus() -> None:

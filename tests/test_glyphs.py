@@ -151,3 +151,23 @@ def test_both_splits_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(features, "version", lambda name: "0.0")  # another version of FreeType too
     with pytest.raises(AssertionError, match="drawn again"):
         glyphs(train_per_class=3, test_per_class=2)
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "gone"])
+@pytest.mark.parametrize("name", ["0.pixels", "0.sizes.npy", "store.json"])
+def test_damaged_files_are_drawn_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, damage: str
+) -> None:
+    monkeypatch.setenv("FFCIL_CACHE", str(tmp_path))
+    monkeypatch.setattr(module, "CHARACTERS", CHARACTERS[:3])
+    want = glyphs(3, 2)[0].images.clone()
+    path = next(tmp_path.glob(f"glyphs-*/{name}"))
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-1] if damage == "cut" else b"")
+    assert torch.equal(glyphs(3, 2)[0].images, want)
+    assert f"{path.parent} is damaged (" in capsys.readouterr().err
+    glyphs(3, 2)
+    assert not capsys.readouterr().err
+    assert len(list(tmp_path.iterdir())) == 1

@@ -139,3 +139,31 @@ def test_number_of_runs_at_a_time(fake_mps: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PATH", "/nowhere")
     assert not mps_available()
     assert LocalExecutor().slots == 2
+
+
+@pytest.mark.parametrize("made", ["link", "open", "file"])
+def test_a_folder_that_is_not_private_is_refused(fake_mps: Path, capsys: pytest.CaptureFixture[str], made: str) -> None:
+    """Another user could have prepared it in the folder of temporary files."""
+    place, elsewhere = fake_mps.parent / f"ffcil-mps-{os.getuid()}", fake_mps.parent / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    if made == "link":
+        place.symlink_to(elsewhere)
+    elif made == "open":
+        place.mkdir()
+        place.chmod(0o777)
+    else:
+        place.touch()
+    with LocalExecutor() as executor:
+        assert (executor.slots, executor.environment) == (2, {})
+    assert f"MPS does not start ({place} is not a private folder of this user: remove it)" in capsys.readouterr().err
+    assert not list(elsewhere.iterdir())
+    assert not fake_mps.exists()
+
+
+def test_the_folder_is_private(fake_mps: Path) -> None:
+    before = os.umask(0)
+    try:
+        with LocalExecutor():
+            assert (fake_mps.parent / f"ffcil-mps-{os.getuid()}").stat().st_mode & 0o777 == 0o700
+    finally:
+        os.umask(before)

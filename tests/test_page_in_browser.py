@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from ffcil.report import load_runs, write_page
+from ffcil.report import Contents, load_runs, write_page
 from invented_runs import SCHEDULES, random_hits, write_run, write_schedules
+from test_hostile_folders import SCRIPT, hostile_study
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -140,4 +141,26 @@ def test_narrow_screen_shows_one_metric_at_a_time(browser: Any, path: Path) -> N
     page.locator('.switch button[data-metric="last"]').first.click()
     shown = [table.locator(f"td.{metric}").first.is_visible() for metric in ("average", "last", "forgetting")]
     assert shown == [False, True, False]
+    page.close()
+
+
+def test_no_text_of_a_run_becomes_a_script(browser: Any, tmp_path: Path) -> None:
+    """Titles, seeds, notes, commands and names of folders with markup: no script runs, and nothing is loaded."""
+    contents = Contents.read(hostile_study(tmp_path / "runs"))
+    path = write_page(contents, tmp_path / "report.html", title=SCRIPT)
+    page, dialogs, requests, errors = browser.new_page(), [], [], []
+    page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(path.as_uri())
+    page.wait_for_selector(".plot .main-svg")
+    page.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
+    page.wait_for_function("[...document.querySelectorAll('.plot')].every(plot => plot.data)")
+    for plot in page.locator(".plot").all()[:6]:  # texts below the pointer are drawn, too
+        plot.hover()
+    assert (dialogs, errors, requests) == ([], [], [path.as_uri()])
+    assert page.title() == SCRIPT
+    assert page.locator("img, iframe, [onerror]").count() == 0
+    assert page.locator("script:not([type])").count() == 2
+    assert page.get_by_text("onerror=alert(1)").count() > 0  # it is shown, as text
     page.close()

@@ -254,13 +254,16 @@ def scratch(folder: Path) -> None:
         (lambda f: (f / "records.jsonl").write_text("x\n" * 4), "Line 1 of"),
         (lambda f: (f / "records.jsonl").write_text('{"step": 2, "accuracy": {"linear": 1}}\n' * 4), "step 1"),
         (lambda f: (f / "records.jsonl").write_bytes(b"\xff\n" * 4), "Line 1 of"),
-        (lambda f: (f / "arrivals.json").write_text('{"sizes": 4, "kind": "equal"}'), "no list of sizes"),
-        (break_steps, "marked done with 3 of 4 steps"),
+        (lambda f: (f / "arrivals.json").write_text('{"sizes": 4, "kind": "equal"}'), "field 'sizes'"),
+        (break_steps, r"done, but records.jsonl has 3 of 4 steps"),
         (lambda f: (f / "counts" / "step-002.npz").unlink(), r"step-002\.npz is missing"),
         (lambda f: (f / "counts" / "step-002.npz").write_bytes(b"PK\x03\x04 no"), r"step-002\.npz is damaged"),
         (scratch, r"step-002\.npz is damaged"),
         (lambda f: np.savez(f / "counts" / "step-002.npz", linear=np.eye(4, dtype=int)), "step 1 counts"),
-        (lambda f: (f / "arrivals.json").write_text('{"sizes": [1, 3, 2, 2], "kind": "equal"}'), "counts of step 1"),
+        (
+            lambda f: (f / "arrivals.json").write_text('{"sizes": [1, 3, 2, 2], "kind": "equal"}'),
+            "step 1 counts 2 classes",
+        ),
     ],
 )
 def test_damaged_folders_are_named(tmp_path: Path, damage: Callable[[Path], Any], says: str) -> None:

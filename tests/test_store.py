@@ -6,8 +6,10 @@ import errno
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -18,14 +20,15 @@ import pytest
 import torch
 from PIL import Image
 
-from conftest import small_config
+from conftest import limited_files, small_config
 from ffcil.data import decoding
 from ffcil.data.cache import cache_folder, cached_folder
-from ffcil.data.decoding import LONGEST, scaled, upright
+from ffcil.data.decoding import LONGEST, decode
 from ffcil.data.ragged import RaggedImages
 from ffcil.data.sources import DataSet, load_dataset
 from ffcil.data.store import StoreDraft, open_store, verify_store
 from ffcil.errors import InputError
+from ffcil.locks import lock
 from ffcil.runs.run import Run
 
 
@@ -80,7 +83,7 @@ def test_the_full_frame_is_kept_with_a_scaled_short_side(tmp_path: Path) -> None
         assert (split.images.sizes.amin(1) == 128).all()
     tall = Image.open(tmp_path / "x" / "class 0" / "5.png")  # 125 wide, 135 high
     want = np.asarray(tall.resize((128, 138), Image.Resampling.BICUBIC))
-    assert np.array_equal(scaled(upright(tmp_path / "x" / "class 0" / "5.png"), 112), want)
+    assert np.array_equal(decode(tmp_path / "x" / "class 0" / "5.png", 112), want)
 
 
 def test_exif_orientation_is_applied(tmp_path: Path) -> None:
@@ -171,7 +174,7 @@ def test_very_many_unreadable_images_are_counted(tmp_path: Path) -> None:
 def test_images_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = photographs(tmp_path / "x", 2, 4)
     first = load_dataset("folder", root, 96)
-    monkeypatch.setattr("ffcil.data.decoding.upright", None)
+    monkeypatch.setattr("ffcil.data.decoding.decode", None)
     monkeypatch.chdir(tmp_path)
     again = load_dataset("folder", "x", 96)  # a relative path to the same folder
     assert torch.equal(pixels(first), pixels(again))
@@ -213,7 +216,7 @@ def test_a_killed_preparation_is_resumed(tmp_path: Path, cache: Path, monkeypatc
     process.wait()
     assert not list(cache.glob("images-*"))
     decodings = []
-    monkeypatch.setattr(decoding, "upright", lambda content: decodings.append(content) or upright(content))
+    monkeypatch.setattr(decoding, "decode", lambda *image: decodings.append(image) or decode(*image))
     resumed = load_dataset("folder", root, 224).train
     assert len(resumed) == 400
     assert 0 < len(decodings) <= 500 - 256
@@ -291,9 +294,61 @@ def test_a_full_disk_is_reported_with_its_place(cache: Path) -> None:
     def write(draft: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")  # like the error of a write, without a file name
 
-    with pytest.raises(InputError, match=rf"{cache} could not be written \(No space left on device\): free some space"):
+    with pytest.raises(
+        InputError, match=rf"{cache / 'key'} could not be written \(No space left on device\): free some space"
+    ):
         cached_folder("key", write)
     assert not [path for path in cache.iterdir() if path.is_dir()]
+
+
+def test_a_limit_on_the_size_of_files_is_reported(cache: Path) -> None:
+    def write(draft: Path) -> None:
+        with limited_files(1000):
+            (draft / "large").write_bytes(bytes(2000))
+
+    with pytest.raises(
+        InputError, match=r"key could not be written \(File too large\): raise the limit .* `ulimit -f`"
+    ):
+        cached_folder("key", write)
+
+
+def test_everything_is_on_the_disk_before_the_folder_has_its_name(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    def name(handle: int) -> str:
+        return Path(os.readlink(f"/proc/self/fd/{handle}")).name
+
+    monkeypatch.setattr(os, "fsync", lambda handle: events.append(name(handle)))
+    rename = Path.rename
+    monkeypatch.setattr(Path, "rename", lambda path, to: (events.append(f"-> {to.name}"), rename(path, to))[1])
+
+    def write(draft: Path) -> None:
+        (draft / "part").mkdir()
+        (draft / "part" / "b").touch()
+        (draft / "a").touch()
+
+    cached_folder("key", write)
+    assert sorted(events[:4]) == [".key", "a", "b", "part"]
+    assert events[4:] == ["-> key", cache.name]
+
+
+def test_a_second_preparation_says_what_it_waits_for(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ffcil.locks._SILENT", 0.05)
+    cache.mkdir()
+    with lock(cache / ".key.lock"):
+        waiting = threading.Thread(target=cached_folder, args=("key", lambda draft: None))
+        waiting.start()
+        for _ in range(500):
+            time.sleep(0.01)
+            if "waiting" in (said := capsys.readouterr().err):
+                break
+        assert said.startswith(f"ffcil: waiting for process {os.getpid()} on {socket.gethostname()}, since 20")
+        assert said.endswith(f", which prepares {cache / 'key'}\n")
+        assert waiting.is_alive()
+    waiting.join(10)
+    assert [path.name for path in cache.iterdir()] == ["key"]
 
 
 def test_an_empty_cache_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from typer.testing import CliRunner
 
 from ffcil.cli import app
 from ffcil.commands.output import stoppable
-from ffcil.config.resolve import load_recipe
+from ffcil.config import reading
+from ffcil.config.resolve import load_recipe, resolve
 from ffcil.errors import InputError
 from ffcil.methods import find_method
 from ffcil.methods.framework import Framework
@@ -335,3 +337,17 @@ def test_a_study_that_measures_time_runs_one_job_at_a_time() -> None:
     command = ["study", "figure-overhead", "--dataset", "glyphs", "--dry-run", "--device", "cpu"]
     assert "1 at a time" in CliRunner().invoke(app, command).output
     assert "measures time" in str(CliRunner().invoke(app, [*command, "--jobs", "2"]).exception)
+
+
+def test_a_recipe_is_parsed_once_for_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text((resources.files("ffcil.config.recipes") / "glyphs.yaml").read_text() + "# another\n")
+    parsed: list[str] = []
+    load = reading.read_value
+    monkeypatch.setattr(reading, "read_value", lambda text: parsed.append(text) or load(text))
+    study = narrow(load_study("demo"), datasets=[str(recipe)], seeds=range(20))
+    configs = [job.config for job in jobs_of(study, tmp_path)]
+    assert len(configs) == 80
+    assert sum("# another" in text for text in parsed) == 1
+    recipe.write_text(recipe.read_text().replace("# another", "# a third") + "train_seed: 5\n")
+    assert resolve(str(recipe)).train_seed == 5  # a changed file is read again

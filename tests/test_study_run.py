@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
-from ffcil.cli import app
+from ffcil.cli import app, main
+from ffcil.config.resolve import resolve
+from ffcil.methods import METHODS
 from ffcil.report.read.records import load_run
 from ffcil.runs.state import RunState, read_state
 from ffcil.studies.estimate import RuntimeHistory, in_words
@@ -167,6 +170,24 @@ def test_running_jobs_are_shown_first(runs: int, rows: int, tmp_path: Path) -> N
     assert progress.running <= set(shown)
 
 
+def test_only_running_jobs_are_read_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study of 2,000 runs is not read from the disk every second."""
+    made = [Job(str(k), resolve("glyphs"), tmp_path / str(k)) for k in range(2000)]
+    now, read = 100.0, list[Path]()
+    monkeypatch.setattr("ffcil.studies.watch.time.monotonic", lambda: now)
+    progress = StudyProgress(Console(), made)
+    progress.update(made[:2])
+    monkeypatch.setattr("ffcil.studies.watch.read_state", lambda folder: read.append(folder) or RunState())
+    for _ in range(9):
+        now += 1.0
+        progress.update(made[1:3])
+    assert set(read) == {job.folder for job in made[:3]}  # the first has just ended
+    assert len(read) == 1 + 9 * 2
+    now += 1.0
+    progress.update(made[1:3])  # others may run elsewhere
+    assert len(read) == 19 + 2000
+
+
 def test_the_whole_command(colours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that fails is reported with its reason, the others are executed, and the exit status is 1."""
     monkeypatch.chdir(tmp_path)
@@ -197,3 +218,41 @@ def test_a_damaged_run_is_reported_and_left_out_of_the_table(
     assert "6 of 6 runs done" in printed
     assert f"left out of the table: {counts} is damaged" in printed
     assert (tmp_path / "out" / "report" / "report.html").exists()
+
+
+def test_code_of_a_study_file_is_run_only_if_asked(
+    colours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, ran = tmp_path / "mine.py", tmp_path / "ran"
+    code.write_text(
+        f"open({str(ran)!r}, 'a').write('x')\n"
+        "from ffcil.methods import register\nfrom ffcil.methods.finetune import Finetune\n"
+        "@register('of-a-file')\nclass OfAFile(Finetune):\n    title = 'Of a file'\n"
+    )
+    group = {"recipes": ["glyphs"], "methods": ["of-a-file"], "settings": {"FF.org": SETTINGS["FF.org"]}}
+    study = write_small_study(tmp_path / "small.yaml", colours, imports=[str(code)], groups=[group])
+
+    def command(*options: str) -> int:
+        METHODS.pop("of-a-file", None)
+        monkeypatch.setattr(sys, "argv", ["ffcil", "study", str(study), "--out", str(tmp_path / "out"), *options])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0)
+
+    try:
+        assert command() == 2
+        refused = (
+            f"ffcil: {study} imports Python code: {code}: read it, then add --trust, or --import FILE for each file"
+        )
+        assert capsys.readouterr().err == f"{refused}.\n"
+        assert command("--dry-run") == 0
+        assert capsys.readouterr().out.startswith(f"{study} imports Python code: {code}\nThe code was not run")
+        assert not ran.exists()
+        for option in (["--trust"], ["--import", str(code)]):
+            assert command("--dry-run", *option) == 0
+            printed = capsys.readouterr().out
+            assert "1 runs in" in printed
+            assert f"imports the Python code of {code}" in printed
+        assert ran.read_text() == "xx"
+    finally:
+        METHODS.pop("of-a-file", None)

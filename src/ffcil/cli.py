@@ -18,7 +18,7 @@ from ffcil.commands.report import compare, publish, report
 from ffcil.commands.run import run
 from ffcil.commands.serving import export, serve
 from ffcil.commands.study import demo, study
-from ffcil.errors import InputError
+from ffcil.errors import InputError, printable
 
 app = typer.Typer(
     name="ffcil",
@@ -61,5 +61,5 @@ def main() -> None:
         message = str(error)
     except OSError as error:
         message = f"{error.filename or 'A file'}: {error.strerror or error}."
-    print(f"ffcil: {message}", file=sys.stderr)
+    print(f"ffcil: {printable(message)}", file=sys.stderr)
     raise SystemExit(2)

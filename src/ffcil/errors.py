@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
 
 
@@ -14,9 +15,36 @@ class BusyError(InputError):
     """The folder of the run is in use by another process; it may be free later."""
 
 
+class DamagedError(InputError):
+    """Files that ffcil wrote are damaged. `what` says which and how, without the remedy."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(f"{what}: {remedy}.")
+        self.what = what
+
+
 def unknown(what: str, name: str, options: Iterable[str]) -> InputError:
     """An `InputError` for an unknown name that suggests the nearest known one."""
     known = sorted(options)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}?" if close else f"choose one of: {', '.join(known)}."
     return InputError(f"Unknown {what} {name!r}: {hint}")
+
+
+_REORDERING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+"""Characters that change the order in which others are shown."""
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: control characters of names and messages are shown escaped, so that they have no effect."""
+    return "".join(_escaped(character) if _controls(character) else character for character in text)
+
+
+def _controls(character: str) -> bool:
+    if character in "\n\t":
+        return False
+    return unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in _REORDERING
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()

@@ -2,11 +2,11 @@
 
 Classes are positions in the class order, so the classes of step j are the contiguous range `CountTable.groups[j]`.
 Steps may differ in size. Accuracies are percentages. Counts are sparse: their size depends on the number of test
-images, not on the square of the number of classes.
+images, not on the square of the number of classes. They are read step by step, so those of one step need memory.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
 
@@ -81,9 +81,8 @@ class Confusion:
         return 100.0 * int(self.diagonal[classes].sum()) / total if total else None
 
     def _sum_by_row(self, chosen: NDArray[np.bool_]) -> Integers:
-        sums = np.zeros(self.classes, dtype=np.int64)
-        np.add.at(sums, self.rows[chosen], self.values[chosen])
-        return sums
+        sums = np.bincount(self.rows[chosen], weights=self.values[chosen], minlength=self.classes)
+        return sums.astype(np.int64)  # exact: sums of counts are far below 2^53
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +91,14 @@ class CountTable:
 
     sizes: tuple[int, ...]
     """Number of new classes of each finished step, in order of arrival."""
-    counts: tuple[Confusion, ...]
-    """Counts after each step."""
+    counts: Sequence[Confusion]
+    """Counts after each step. The sequence may read them from files, one at a time."""
+    curve: Floats = field(init=False)
+    """Accuracy over the test images of all classes seen after each step, [T]."""
+    best: Floats = field(init=False)
+    """Best accuracy so far on the classes of each step, [T]."""
+    last: Floats = field(init=False)
+    """Accuracy after the last step on the classes of each step, [T]."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", tuple(int(size) for size in self.sizes))
@@ -103,16 +108,42 @@ class CountTable:
             raise InputError(f"A step of {min(self.sizes)} classes cannot be counted; every size must be at least 1.")
         if len(self.counts) != len(self.sizes):
             raise InputError(f"{len(self.sizes)} steps but {len(self.counts)} tables of counts; give one per step.")
-        for t, (seen, table) in enumerate(zip(self.seen, self.counts, strict=True), start=1):
-            if table.classes != seen:
-                raise InputError(f"The counts of step {t} are of {table.classes} classes; {seen} classes were seen.")
+        self._measure()
 
-    @property
+    def _measure(self) -> None:
+        """Compute all accuracies that summaries need, in one pass over the counts."""
+        total, best = np.empty(len(self.sizes)), np.full(len(self.sizes), -np.inf)
+        last = best
+        for t, (seen, counts) in enumerate(zip(self.seen, self.counts, strict=True)):
+            if counts.classes != seen:
+                raise InputError(
+                    f"The counts of step {t + 1} are of {counts.classes} classes; {seen} classes were seen."
+                )
+            total[t], last = _accuracy(counts), self.by_step(counts)
+            best[: t + 1] = np.maximum(best[: t + 1], last)
+        for name, value in (("curve", total), ("best", best), ("last", last)):
+            object.__setattr__(self, name, value)
+
+    def by_step(self, counts: Confusion) -> Floats:
+        """Accuracy on the classes of each step that these counts have seen; NaN for classes without test images."""
+        starts = [group.start for group in self.groups if group.start < counts.classes]
+        hits, images = (np.add.reduceat(sums, starts) for sums in (counts.diagonal, counts.totals))
+        return _percentages(hits, images)
+
+    def merged(self, most: int) -> Self:
+        """A table of at most `most` steps: each is several consecutive steps, and has the counts after the last one."""
+        if len(self.sizes) <= most:
+            return self
+        parts = np.array_split(np.arange(len(self.sizes)), most)
+        sizes = tuple(sum(self.sizes[t] for t in part) for part in parts)
+        return type(self)(sizes, [self.counts[part[-1]] for part in parts])
+
+    @cached_property
     def seen(self) -> tuple[int, ...]:
         """Number of classes seen after each step."""
         return tuple(int(n) for n in np.cumsum(self.sizes))
 
-    @property
+    @cached_property
     def groups(self) -> tuple[slice, ...]:
         """Range of the classes that arrived at each step."""
         return tuple(slice(end - size, end) for end, size in zip(self.seen, self.sizes, strict=True))
@@ -123,17 +154,17 @@ def curve(table: CountTable) -> list[float]:
 
     NaN if none of the classes seen so far has a test image.
     """
-    return [_accuracy(counts) for counts in table.counts]
+    return [float(accuracy) for accuracy in table.curve]
 
 
 def average_accuracy(table: CountTable) -> float:
     """Mean of A_t over the steps; every step has the same weight. Steps without test images are ignored."""
-    return _mean(curve(table))
+    return _mean(table.curve)
 
 
 def last_accuracy(table: CountTable) -> float:
     """A_T: accuracy over all classes after the last step."""
-    return _accuracy(table.counts[-1])
+    return float(table.curve[-1])
 
 
 def matched_difference(table: CountTable, reference: CountTable) -> float:
@@ -150,7 +181,7 @@ def matched_difference(table: CountTable, reference: CountTable) -> float:
         )
     points = {1: 100.0} | {n: a for n, a in zip(reference.seen, curve(reference), strict=True) if not np.isnan(a)}
     matched = np.interp(table.seen, list(points), list(points.values()))
-    return _mean(np.array(curve(table)) - matched)
+    return _mean(table.curve - matched)
 
 
 def step_accuracy(table: CountTable) -> Floats:
@@ -161,8 +192,7 @@ def step_accuracy(table: CountTable) -> Floats:
     steps = len(table.sizes)
     result = np.full((steps, steps), np.nan)
     for t, counts in enumerate(table.counts):
-        for j, group in enumerate(table.groups[: t + 1]):
-            result[t, j] = _accuracy(counts, group)
+        result[t, : t + 1] = table.by_step(counts)
     return result
 
 
@@ -170,9 +200,14 @@ def class_accuracy(table: CountTable) -> Floats:
     """Accuracy on each class after each step, [T, C]. NaN for a class that is not seen yet or has no test images."""
     result = np.full((len(table.sizes), table.seen[-1]), np.nan)
     for t, counts in enumerate(table.counts):
-        tested = np.flatnonzero(counts.totals)
-        result[t, tested] = 100.0 * counts.diagonal[tested] / counts.totals[tested]
+        result[t, : counts.classes] = _percentages(counts.diagonal, counts.totals)
     return result
+
+
+def last_class_accuracy(table: CountTable) -> Floats:
+    """Accuracy on each class after the last step, [C]. NaN for a class without test images."""
+    counts = table.counts[-1]
+    return _percentages(counts.diagonal, counts.totals)
 
 
 def per_step_forgetting(table: CountTable) -> Floats:
@@ -180,8 +215,7 @@ def per_step_forgetting(table: CountTable) -> Floats:
 
     The best includes the last step, so forgetting is never negative. NaN for a step whose classes have no test image.
     """
-    accuracy = step_accuracy(table)
-    return np.array([accuracy[j:, j].max() - accuracy[-1, j] for j in range(len(table.sizes) - 1)], dtype=np.float64)
+    return (table.best - table.last)[:-1]
 
 
 def forgetting(table: CountTable) -> float | None:
@@ -206,9 +240,15 @@ def _as_integers(values: Any) -> Integers:
     return array.astype(np.int64, copy=False)
 
 
-def _accuracy(counts: Confusion, classes: slice = slice(None)) -> float:
-    value = counts.accuracy(classes)
+def _accuracy(counts: Confusion) -> float:
+    value = counts.accuracy()
     return float("nan") if value is None else value
+
+
+def _percentages(hits: Integers, images: Integers) -> Floats:
+    result = np.full(len(hits), np.nan)
+    np.divide(100.0 * hits, images, out=result, where=images > 0)
+    return result
 
 
 def _mean(values: Sequence[float] | Floats) -> float:

@@ -49,6 +49,8 @@ def _read_trace(path: Path) -> tuple[list[tuple[Fraction, str]], bool]:
 
 
 def _read_rows(path: Path) -> list[tuple[int, list[str]]]:
+    if path.exists() and not path.is_file():  # a pipe may never end
+        raise InputError(f"The trace {path} is not a regular file: give the path of a CSV file.")
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)

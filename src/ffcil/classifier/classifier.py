@@ -233,9 +233,9 @@ class Classifier:
             raise unknown("class", name, self.class_names)
         return self.class_names.index(name)
 
-    def read(self, images: Labelled) -> ImageSet:
-        """Read new images as `learn` does."""
-        new = self._read(images)[0]
+    def read(self, images: Labelled, allow_outside: bool = False) -> ImageSet:
+        """Read new images as `learn` does. With `allow_outside`, a table may name files outside its own folder."""
+        new = self._read(images, allow_outside)[0]
         if not len(new):
             raise InputError("There are no images to learn: add some.")
         if len(set(new.class_names)) < new.classes:
@@ -246,11 +246,11 @@ class Classifier:
         """Whether the same images were learned at an earlier step."""
         return Step.of(images).digest in {step.digest for step in self.steps}
 
-    def _read(self, images: Labelled) -> tuple[ImageSet, ImageSet]:
+    def _read(self, images: Labelled, allow_outside: bool) -> tuple[ImageSet, ImageSet]:
         """Read the training images and the test images: the same images if there is no split."""
         if isinstance(images, str | Path):
             listing = list_own(Path(images).expanduser())
-            train, test = listing.undivided().load(self.size)
+            train, test = listing.undivided().load(self.size, allow_outside=allow_outside)
             return train, train if listing.random_split else test
         read = images if isinstance(images, ImageSet) else image_set_of(images, self.size)
         self._check_form(read.images)
@@ -340,10 +340,10 @@ class Classifier:
             answers += [next(found) if isinstance(frame, Tensor) else None for frame in batch]
         return answers
 
-    def test(self, images: Labelled) -> dict[str, Any]:
+    def test(self, images: Labelled, allow_outside: bool = False) -> dict[str, Any]:
         """Accuracy in percent on labelled images of known classes: overall, by step, and by class. If the images have
-        a split, the test images are used."""
-        labelled = self._read(images)[1]
+        a split, the test images are used. With `allow_outside`, a table may name files outside its own folder."""
+        labelled = self._read(images, allow_outside)[1]
         names = self.class_names
         position = {name: k for k, name in enumerate(names)}
         if strangers := [name for name in labelled.class_names if name not in position]:

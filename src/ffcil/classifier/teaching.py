@@ -25,9 +25,11 @@ def teach(
     changes: Mapping[str, Any] | None = None,
     device: str | None = None,
     listener: Listener | None = None,
+    allow_outside: bool = False,
 ) -> tuple[Classifier, list[Notes | None]]:
     """Load the classifier in `folder`, with `changes` to its configuration, or create it from `config`; then let it
-    learn step by step, and save it after each step.
+    learn step by step, and save it after each step. With `allow_outside`, a table of images may name files outside its
+    own folder.
 
     Returns:
         The classifier, and the notes of `learn` for each step, None for a step that was learned before.
@@ -44,7 +46,7 @@ def teach(
             classifier = Classifier(config, device)
         notes: list[Notes | None] = []
         for place in images:
-            new = classifier.read(place)
+            new = classifier.read(place, allow_outside)
             if classifier.learned(new):
                 notes.append(None)
                 continue

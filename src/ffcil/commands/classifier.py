@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ffcil.commands.options import AsJson, Assignments, Device, Imports, Texts, import_methods
+from ffcil.commands.options import AllowOutside, AsJson, Assignments, Device, Imports, Texts, import_methods
 from ffcil.commands.output import print_json, print_table, stoppable
-from ffcil.errors import InputError
+from ffcil.errors import InputError, printable
 
 if TYPE_CHECKING:
     from ffcil.classifier.classifier import Classifier
@@ -31,6 +31,7 @@ def learn(
     assignments: Assignments = None,
     device: Device = None,
     imports: Imports = None,
+    allow_outside: AllowOutside = False,
     as_json: AsJson = False,
 ) -> None:
     """Teach a classifier any number of new classes. The same command resumes an interrupted one.
@@ -51,7 +52,7 @@ def learn(
     config = resolve(recipe or "own-images", changes) if new else None
     progress = ConsoleProgress(Console(stderr=True))
     with stoppable(), progress.bars:
-        classifier, notes = teach(model, images, config, changes, device, progress)
+        classifier, notes = teach(model, images, config, changes, device, progress, allow_outside)
     steps = iter(classifier.steps[len(classifier.steps) - sum(note is not None for note in notes) :])
     if as_json:
         print_json([{"classes": list(next(steps).names), **note} for note in notes if note is not None])
@@ -61,7 +62,7 @@ def learn(
             print(f"{place} was learned before")
         else:
             names, seconds = ", ".join(next(steps).names), sum(note["seconds"].values())
-            print(f"{place}: learned {names} from {note['new_images']:,} images in {seconds:.1f} s")
+            print(printable(f"{place}: learned {names} from {note['new_images']:,} images in {seconds:.1f} s"))
     print(f"{model} knows {len(classifier.class_names)} class(es) from {len(classifier.steps)} step(s)")
 
 
@@ -88,7 +89,7 @@ def predict(
     rows = []
     for image, ranked in zip(map(readable, files), guesses, strict=True):
         if not ranked:
-            print(f"ffcil: {image} cannot be read and is skipped.", file=sys.stderr)
+            print(printable(f"ffcil: {image} cannot be read and is skipped."), file=sys.stderr)
         for rank, guess in enumerate(ranked, 1):
             rows.append({"image": image, "rank": rank, "class": guess.name, "score": guess.score})
     if out:
@@ -100,7 +101,7 @@ def predict(
         print_json(rows)
     elif out is None:
         for row in rows:
-            print(f"{row['image']}\t{row['class']}\t{row['score']:.3f}")
+            print(printable(f"{row['image']}\t{row['class']}\t{row['score']:.3f}"))
 
 
 def measure(
@@ -109,13 +110,14 @@ def measure(
     assignments: Assignments = None,
     device: Device = None,
     imports: Imports = None,
+    allow_outside: AllowOutside = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure the accuracy of a classifier on labelled images: overall, and by the step that introduced a class."""
     from rich.table import Table
 
     with _loaded(model, assignments, device, imports) as classifier:
-        tested = classifier.test(images)
+        tested = classifier.test(images, allow_outside)
     if as_json:
         print_json(tested)
         return
@@ -124,7 +126,7 @@ def measure(
         table.add_row(str(number), str(len(step.names)), "" if accuracy is None else f"{accuracy:.1f}")
     print_table(table)
     worst = sorted(tested["by_class"].items(), key=lambda item: item[1])[:WORST]
-    print("lowest: " + ", ".join(f"{name} {accuracy:.1f}" for name, accuracy in worst))
+    print(printable("lowest: " + ", ".join(f"{name} {accuracy:.1f}" for name, accuracy in worst)))
 
 
 @contextmanager

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ffcil.commands.options import AsJson, Data
+from ffcil.commands.options import AllowOutside, AsJson, Data
 from ffcil.commands.output import print_json, print_table, stoppable
-from ffcil.errors import InputError
+from ffcil.errors import InputError, printable
 
 app = typer.Typer(help="List, prepare, check and show data sets.", no_args_is_help=True)
 
@@ -53,6 +53,7 @@ def prepare(
     data: Data = None,
     image_size: ImageSize = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out unreadable images in all runs.")] = False,
+    allow_outside: AllowOutside = False,
     as_json: AsJson = False,
 ) -> None:
     """Download a data set if possible, and decode every image once. The same command resumes an interrupted one."""
@@ -60,7 +61,7 @@ def prepare(
 
     source_name, root = locate_source(name, data)
     with stoppable():
-        summary = prepare_dataset(source_name, root, image_size, skip_bad, _warn)
+        summary = prepare_dataset(source_name, root, image_size, skip_bad, allow_outside, _warn)
     if as_json:
         print_json(summary)
         return
@@ -71,14 +72,20 @@ def prepare(
 
 
 @app.command()
-def check(name: Name, data: Data = None, image_size: ImageSize = None, as_json: AsJson = False) -> None:
+def check(
+    name: Name,
+    data: Data = None,
+    image_size: ImageSize = None,
+    allow_outside: AllowOutside = False,
+    as_json: AsJson = False,
+) -> None:
     """Find the files, compare the split with the published one, read every image, and verify prepared files."""
     from ffcil.data.catalogue import check_dataset, locate_source, stored_size
     from ffcil.data.sources import find_source
 
     source_name, root = locate_source(name, data)
     source = find_source(source_name)
-    found = check_dataset(source_name, root, image_size, _warn)
+    found = check_dataset(source_name, root, image_size, allow_outside, _warn)
     if as_json:
         print_json(found)
         return
@@ -88,7 +95,7 @@ def check(name: Name, data: Data = None, image_size: ImageSize = None, as_json: 
         print(f"{found['images_read']:,} images read, {left_out}")
         state = "checksums are correct" if found["prepared"] else "not prepared yet"
         print(f"store for image_size={stored_size(source, image_size)}: {state}")
-    elif source.gigabytes is not None:
+    else:
         print("the checksums of its files are correct")
 
 
@@ -146,9 +153,11 @@ def _print_classes(name: str, about: dict[str, Any]) -> None:
 
     table = Table("class", "training", "test", title=escape(f"ffcil data show {name}"))
     for row in about["per_class"]:
-        table.add_row(escape(row["class"]), f"{row['train_images']:,}", f"{row['test_images']:,}")
+        table.add_row(escape(printable(row["class"])), f"{row['train_images']:,}", f"{row['test_images']:,}")
     print_table(table)
-    small, large = (f"{about[key]['train_images']} ({about[key]['class']})" for key in ("smallest", "largest"))
+    small, large = (
+        f"{about[key]['train_images']} ({printable(about[key]['class'])})" for key in ("smallest", "largest")
+    )
     ratio = "" if about["imbalance"] is None else f" ({about['imbalance']:.1f} to 1)"
     print(f"{_counts(about)} of {about['classes']} classes; training images per class: {small} to {large}{ratio}")
     _print_untested(about["without_test_images"])
@@ -156,8 +165,9 @@ def _print_classes(name: str, about: dict[str, Any]) -> None:
 
 def _print_untested(names: list[str]) -> None:
     if names:
-        print(f"{len(names)} class(es) without test images: {', '.join(names[:10])}{' ...' * (len(names) > 10)}")
+        shown = printable(", ".join(names[:10]))
+        print(f"{len(names)} class(es) without test images: {shown}{' ...' * (len(names) > 10)}")
 
 
 def _warn(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(printable(text), file=sys.stderr)

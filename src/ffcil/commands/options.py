@@ -8,6 +8,9 @@ import typer
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON on standard output.")]
 Data = Annotated[Path | None, typer.Option(help="File or folder of the data set (default: $FFCIL_DATA or the cache).")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda if available).")]
+AllowOutside = Annotated[
+    bool, typer.Option("--allow-outside", help="Read files that a CSV or Parquet table names outside its own folder.")
+]
 Texts = list[str] | None
 """Values of an option that can be given several times."""
 Imports = Annotated[Texts, typer.Option("--import", metavar="FILE", help="Python file that registers your methods.")]

@@ -8,7 +8,7 @@ import typer
 
 from ffcil.commands.options import Assignments, Device, Imports, Logs, Texts, import_methods, listed
 from ffcil.commands.output import stoppable
-from ffcil.errors import InputError
+from ffcil.errors import InputError, printable
 
 
 def study(
@@ -32,8 +32,13 @@ def study(
     per_gpu: Annotated[int | None, typer.Option(min=1, help="Runs per GPU (default: 8 with MPS, else 1).")] = None,
     address: Annotated[str | None, typer.Option(help="Address of a Ray cluster, or auto (default: start one).")] = None,
     slurm: Annotated[Texts, typer.Option(metavar="KEY=VALUE", help="Parameter of submitit: timeout_min=600.")] = None,
+    patience: Annotated[
+        float | None,
+        typer.Option(min=0.1, metavar="MINUTES", help="End and resume a run without progress for so long."),
+    ] = None,
     logs: Logs = None,
     imports: Imports = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Run the Python files that the study file imports.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs, estimate their time, and stop.")] = False,
 ) -> None:
     """Run a grid of methods, settings and seeds. The same command resumes an interrupted study."""
@@ -48,7 +53,14 @@ def study(
     check_logs(listed(logs))
     grid = load_study(recipe)
     # Absolute paths without duplicates: a continued study may already list a file that is given again.
-    files = list(dict.fromkeys((*grid.imports, *map(os.path.abspath, imports or []))))
+    asked = list(map(os.path.abspath, imports or []))
+    files = list(dict.fromkeys((*grid.imports, *asked)))
+    if (foreign := [file for file in grid.imports if file not in asked]) and not trust:
+        code, remedy = f"{recipe} imports Python code: {', '.join(foreign)}", "--trust, or --import FILE for each file"
+        if not dry_run:
+            raise InputError(f"{code}: read it, then add {remedy}.")
+        print(printable(f"{code}\nThe code was not run, and the runs are not listed: read it, then add {remedy}."))
+        return
     import_methods(files)
     grid = narrow(
         grid,
@@ -69,7 +81,7 @@ def study(
         print_plan(plan, chosen)
         return
     with stoppable():
-        if not run_study(plan, chosen):
+        if not run_study(plan, chosen, patience and 60 * patience):
             raise typer.Exit(1)
 
 

@@ -2,6 +2,8 @@
 
 import importlib
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from ffcil.config.arrivals import ARRIVALS
 from ffcil.config.base import Settings, validate
 from ffcil.config.earlier import renewed
 from ffcil.config.pycil_pilot import is_foreign, left_out, translate
+from ffcil.config.reading import read_value, read_yaml
 from ffcil.config.settings import RunConfig
 from ffcil.errors import InputError, unknown
 
@@ -20,9 +23,9 @@ RECIPE_FILES = (".yaml", ".yml", ".json")
 """Suffixes of recipe files. JSON is YAML, so the config.json of a run is a recipe too."""
 KINDS = ("conventional", "pretrained")
 """Kinds of methods."""
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # fast, because a study reads a recipe for each of its runs
 
 
+@cache
 def recipe_names() -> list[str]:
     return sorted(
         file.name.removesuffix(".yaml")
@@ -42,26 +45,18 @@ def load_recipe(name: str) -> dict[str, Any]:
         text = (resources.files("ffcil.config.recipes") / f"{name}.yaml").read_text(encoding="utf-8")
     else:
         raise unknown("recipe", name, recipe_names())
-    content = read_yaml(f"Recipe {name!r}", text)
+    content = deepcopy(_parsed(f"Recipe {name!r}", text))
     published = content.get("config") if "records" in content else None
     return published if isinstance(published, dict) else content
+
+
+_parsed = lru_cache(maxsize=64)(read_yaml)  # A study reads a recipe for each of its runs.
 
 
 def not_carried_over(recipe: str) -> list[str]:
     """Settings of a PyCIL or PILOT file that its translation does not contain."""
     content = load_recipe(recipe)
     return left_out(content, f"The file {recipe}") if is_foreign(content) else []
-
-
-def read_yaml(what: str, text: str) -> dict[str, Any]:
-    """Read a YAML mapping of fields; `what` names the text in errors."""
-    try:
-        content = yaml.load(text, _LOADER)
-    except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"{what} is not YAML: {' '.join(str(error).split())}.") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{what} must be a YAML mapping of fields, not {type(content).__name__}.")
-    return content
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
@@ -72,7 +67,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
         if not equals or not key:
             raise InputError(f"Cannot read --set {assignment!r}: write it as key=value, for example train_seed=1.")
         try:
-            value = yaml.safe_load(text)
+            value = read_value(text)
         except (yaml.YAMLError, ValueError) as error:
             raise InputError(f"Cannot read the value of --set {assignment!r}: quote it as YAML.") from error
         *parents, leaf = key.strip().split(".")

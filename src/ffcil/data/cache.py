@@ -1,15 +1,20 @@
 """The cache folder: decoded or drawn images are stored once and memory-mapped afterwards."""
 
+import errno
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
-from filelock import FileLock
 from platformdirs import user_cache_path
 
-from ffcil.errors import InputError
+from ffcil.errors import DamagedError, InputError
+from ffcil.locks import lock
+
+T = TypeVar("T")
 
 
 def cache_folder() -> Path:
@@ -18,43 +23,78 @@ def cache_folder() -> Path:
     return Path(variable).expanduser() if variable else user_cache_path("ffcil", appauthor=False)
 
 
+def cached(key: str, make: Callable[[Path], None], read: Callable[[Path], T]) -> T:
+    """What `read` returns for a folder of the cache that `make` fills, at most once per `key`.
+
+    A folder for which `read` raises a `DamagedError` is filled again.
+    """
+    folder = cached_folder(key, make)
+    try:
+        return read(folder)
+    except DamagedError as error:
+        print(f"ffcil: {error.what}, so it is created again.", file=sys.stderr)
+    aside = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=folder.parent))
+    folder.replace(aside)  # Processes that use its files keep them.
+    shutil.rmtree(aside, ignore_errors=True)
+    return read(cached_folder(key, make))
+
+
 def cached_folder(key: str, make: Callable[[Path], None]) -> Path:
     """A folder that `make` fills, at most once per `key`.
 
-    The folder gets its name only when it is complete. Until then it is a draft, and other processes that need the same
-    key wait. If a process is killed, its draft stays, and `make` may continue it; if `make` fails, the draft is
-    removed.
+    The folder gets its name only when it is complete and on the disk. Until then it is a draft, and other processes
+    that need the same key wait. If a process is killed, its draft stays, and `make` may continue it; if `make` fails,
+    the draft is removed.
     """
     folder = cache_folder() / key
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock_file = folder.with_name(f".{key}.lock")
+    failed = True
+
+    def report(holder: str) -> None:
+        print(f"ffcil: waiting for {holder}, which prepares {folder}", file=sys.stderr, flush=True)
+
     try:
-        lock = FileLock(lock_file).acquire()
-    except OSError:  # no locks on this file system: the first process to finish provides the folder
+        with lock(lock_file, report=report):
+            failed = False
+            if not folder.is_dir():
+                draft = folder.with_name(f".{key}")
+                draft.mkdir(exist_ok=True)
+                _fill(draft, folder, make)
+            lock_file.unlink(missing_ok=True)  # no longer needed: whoever waits for it finds the folder
+    except OSError:
+        if not failed:
+            raise
+        # There are no locks on this file system: the first process to finish provides the folder.
         _fill(Path(tempfile.mkdtemp(prefix=f".{key}-", dir=folder.parent)), folder, make)
-        return folder
-    with lock:
-        if not folder.is_dir():
-            draft = folder.with_name(f".{key}")
-            draft.mkdir(exist_ok=True)
-            _fill(draft, folder, make)
-        lock_file.unlink(missing_ok=True)  # no longer needed: whoever waits for it finds the folder
     return folder
 
 
 def _fill(draft: Path, folder: Path, make: Callable[[Path], None]) -> None:
     try:
         make(draft)
+        for path in (*draft.rglob("*"), draft):
+            _sync(path)  # before the folder is renamed, which marks it as complete
         draft.rename(folder)
+        _sync(folder.parent)
     except Exception as error:  # not for Ctrl-C, after which the draft can be continued
         shutil.rmtree(draft, ignore_errors=True)
         if isinstance(error, OSError) and folder.is_dir():  # another process finished first
             return
         if isinstance(error, OSError) and error.filename is None:  # a failed write, which does not name the file
-            raise InputError(
-                f"{folder.parent} could not be written ({error.strerror or error}): free some space, or set another "
-                "folder with $FFCIL_CACHE."
-            ) from error
+            remedy = "free some space, or set another folder with $FFCIL_CACHE"
+            if error.errno == errno.EFBIG:
+                remedy = "raise the limit on the size of files with `ulimit -f`"
+            raise InputError(f"{folder} could not be written ({error.strerror or error}): {remedy}.") from error
         raise
+
+
+def _sync(path: Path) -> None:
+    """Write a file or the entries of a folder to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

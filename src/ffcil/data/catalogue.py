@@ -47,14 +47,14 @@ def locate_source(name: str, data: Path | None) -> tuple[str, Path | None]:
 
 
 def prepare_dataset(
-    name: str, root: Path | None, image_size: int | None, skip_bad: bool, report: Report
+    name: str, root: Path | None, image_size: int | None, skip_bad: bool, allow_outside: bool, report: Report
 ) -> dict[str, Any]:
     """Download and decode a data set. Report unreadable images, and return a summary."""
     source = find_source(name)
     if skip_bad and source.list_images is None:
         raise InputError(f"Data set {name!r} has no image files that could be unreadable: leave --skip-bad out.")
     try:
-        data = load_dataset(name, root, image_size, skip_bad)
+        data = load_dataset(name, root, image_size, skip_bad, allow_outside)
     except UnreadableImages as error:
         _report_bad(error.images, report)
         raise
@@ -76,24 +76,29 @@ def prepare_dataset(
     return {**summary, "store": str(store), "left_out": [image.name for image in left_out]}
 
 
-def check_dataset(name: str, root: Path | None, image_size: int | None, report: Report) -> dict[str, Any]:
+def check_dataset(
+    name: str, root: Path | None, image_size: int | None, allow_outside: bool, report: Report
+) -> dict[str, Any]:
     """Find the files of a data set, compare its split with the published one, read every image, verify its store."""
     source = find_source(name)
     if problem := source.find(root):
         raise InputError(problem)
     found: dict[str, Any] = {"name": name, "data": str(root) if root else None}
     if source.list_images is None:
-        data = source.load(root, None, False)  # These files have checksums of their own.
+        data = source.load(root, None, False, False)  # The files of CIFAR-100 have checksums of their own.
+        if source.verify:
+            source.verify()
         return {**found, "train_images": len(data.train), "test_images": len(data.test)}
     remedy = remedy_for_bad_images(name, root, image_size)
-    return {**found, **_check_images(source.list_images(root), stored_size(source, image_size), remedy, report)}
+    size = stored_size(source, image_size)
+    return {**found, **_check_images(source.list_images(root), size, allow_outside, remedy, report)}
 
 
-def _check_images(listing: Listing, size: int, remedy: str, report: Report) -> dict[str, Any]:
+def _check_images(listing: Listing, size: int, allow_outside: bool, remedy: str, report: Report) -> dict[str, Any]:
     """Decode every image, and verify the store if there is one. The store may leave out unreadable images."""
     if listing.ignored:
         report(listing.ignored_message())
-    bad = find_unreadable(listing.encoded(), len(listing), size)
+    bad = find_unreadable(listing.encoded(allow_outside), len(listing), size)
     store = cache_folder() / listing.key(size)
     prepared = store.is_dir()
     if prepared:

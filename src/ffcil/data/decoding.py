@@ -1,22 +1,26 @@
 """Decoding of image files into a store, in parallel."""
 
 import itertools
+import os
+import stat
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
+from functools import cache
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from rich.console import Console
 from rich.progress import track
 
-from ffcil.data.cache import cached_folder
+from ffcil.data.budget import Budget
+from ffcil.data.cache import cached
 from ffcil.data.store import BadImage, Store, StoreDraft, open_store
 from ffcil.errors import InputError
 
@@ -24,6 +28,8 @@ LARGE = 96
 """Smallest input side for which full frames are stored and augmented like ImageNet, not like CIFAR."""
 LONGEST = 16
 """Largest ratio of the long to the short side of an image; longer images are rejected as unreadable."""
+IN_FLIGHT = Budget(192_000_000)
+"""Pixels that are decoded at a time: sixteen photographs of 12 megapixels. Each takes 4 to 12 bytes."""
 _AHEAD = 64  # images that are decoded before they are written; bounds the memory
 _NAMED = 20  # unreadable images that an error lists by name
 _SECONDS = 10  # between two lines of progress without a terminal
@@ -39,20 +45,46 @@ class Encoded(NamedTuple):
     """Part of the data set: 0 for training, 1 for test."""
 
 
-def upright(content: Path | bytes) -> Image.Image:
-    """Decode an image; see `as_shown`."""
-    with Image.open(BytesIO(content) if isinstance(content, bytes) else content) as image:
-        return as_shown(image)
+@cache
+def image_formats() -> tuple[str, ...]:
+    """Prepare Pillow and return the formats that are read: all but EPS, for which Pillow starts Ghostscript."""
+    Image.preinit()  # The common formats come first.
+    Image.init()
+    # The C library returns larger blocks to the system. Smaller ones would stay with each thread that decoded an image.
+    Image.core.set_block_size(2**26)  # type: ignore[attr-defined]
+    return tuple(name for name in Image.ID if name != "EPS")
+
+
+def decode(content: Path | bytes, size: int) -> Image.Image:
+    """Decode an image and scale it for input size `size`. The pixels of all threads together stay within a budget."""
+    with ExitStack() as stack:
+        file = BytesIO(content) if isinstance(content, bytes) else stack.enter_context(_open_regular(content))
+        image = stack.enter_context(Image.open(file, formats=image_formats()))
+        stack.enter_context(IN_FLIGHT.take(image.width * image.height))
+        ImageOps.exif_transpose(image, in_place=True)
+        return scaled(_rgb(image), size)
+
+
+def _open_regular(path: Path) -> BinaryIO:
+    """Open a file, but not a pipe or a device, whose content may never come or never end."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # without O_NONBLOCK, a pipe would wait for its writer
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise ValueError("it is not a regular file")
+    return os.fdopen(handle, "rb")
 
 
 def as_shown(image: Image.Image) -> Image.Image:
-    """Convert an image to RGB with the orientation that a viewer shows; transparency is dropped."""
-    turned = ImageOps.exif_transpose(image)
-    if turned.mode[0] in "IF":  # Pillow would clip values at 255 instead of scaling them
-        turned = _eight_bits(turned)
-    if turned.mode == "P" and "transparency" in turned.info:
-        turned = turned.convert("RGBA")
-    return turned.convert("RGB")
+    """A copy of an image in RGB with the orientation that a viewer shows; transparency is dropped."""
+    return _rgb(ImageOps.exif_transpose(image))
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode[0] in "IF":  # Pillow would clip values at 255 instead of scaling them
+        image = _eight_bits(image)
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
@@ -118,7 +150,7 @@ def decode_to_store(
                 raise UnreadableImages(draft.bad)
             draft.finish()
 
-    return open_store(cached_folder(key, write))
+    return cached(key, write, open_store)
 
 
 def find_unreadable(images: Iterable[Encoded], count: int, size: int) -> list[BadImage]:
@@ -149,7 +181,7 @@ def _with_progress(
 def try_decode(content: Path | bytes, size: int) -> Image.Image | str:
     """The decoded image, scaled for input size `size`, or the reason why it cannot be decoded."""
     try:
-        return scaled(upright(content), size)
+        return decode(content, size)
     except UnidentifiedImageError:
         return "its format is unknown"
     except Exception as error:  # decoders raise exceptions of any type for damaged files

@@ -4,7 +4,9 @@ An image shows one character of the fonts DejaVu or STIX, which are part of matp
 colour on a random background, with parts of other characters around it, strokes, blur and noise.
 """
 
+import itertools
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,8 +21,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ffcil.data.augment import Augmentation
-from ffcil.data.cache import cached_folder
+from ffcil.data.cache import cache_folder, cached
 from ffcil.data.image_set import ImageSet
+from ffcil.data.store import PARTS, StoreDraft, open_store, verify_store
 from ffcil.errors import InputError
 
 # Characters that look alike are left out: 0 O o, 1 I l, x X, Γ r, Э 3 and so on.
@@ -43,8 +46,9 @@ the difference between characters."""
 
 SIZE = 32
 """Side of an image in pixels."""
+TRAIN_PER_CLASS, TEST_PER_CLASS = 200, 50
 
-_VERSION = 2  # increased when the same arguments give other images
+_VERSION = 3  # increased when the same arguments give other images or another store
 _FACES = (
     *("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSans-BoldOblique"),
     *("DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSansMono-Oblique", "DejaVuSansMono-BoldOblique"),
@@ -75,26 +79,36 @@ def draw_glyphs(characters: Sequence[str], images_per_class: int, seed: int) -> 
     return images.reshape(-1, 3, SIZE, SIZE)
 
 
-def glyphs(train_per_class: int = 200, test_per_class: int = 50) -> tuple[ImageSet, ImageSet]:
+def glyphs(train_per_class: int = TRAIN_PER_CLASS, test_per_class: int = TEST_PER_CLASS) -> tuple[ImageSet, ImageSet]:
     """Training and test images of `CHARACTERS`, drawn once, then memory-mapped from the cache folder."""
-    # The pixels of a character depend on the version of FreeType.
-    key = f"glyphs-{_VERSION}-{train_per_class}-{test_per_class}-freetype-{features.version('freetype2')}"
-    files = {"train.npy": train_per_class, "test.npy": test_per_class}
+    per_class = (train_per_class, test_per_class)
 
     def write(folder: Path) -> None:
-        for seed, (file, per_class) in enumerate(files.items()):
-            np.save(folder / file, draw_glyphs(CHARACTERS, per_class, seed))
+        images = ((part, image) for part in PARTS for image in draw_glyphs(CHARACTERS, per_class[part], seed=part))
+        with closing(StoreDraft(folder)) as draft:
+            for part, image in itertools.islice(images, len(draft), None):
+                draft.add(part, image, SIZE, SIZE)
+            draft.finish()
 
-    folder = cached_folder(key, write)
+    store = cached(_key(*per_class), write, open_store)
     train, test = (
         ImageSet(
-            torch.from_numpy(np.load(folder / file, mmap_mode="c")),  # copy on write
-            torch.arange(len(CHARACTERS)).repeat_interleave(per_class),
-            CHARACTERS,
+            pixels.view(-1, 3, SIZE, SIZE), torch.arange(len(CHARACTERS)).repeat_interleave(per_class[part]), CHARACTERS
         )
-        for file, per_class in files.items()
+        for part, (pixels, _) in enumerate(store.parts)
     )
     return train, test
+
+
+def _key(train_per_class: int, test_per_class: int) -> str:
+    # The pixels of a character depend on the version of FreeType.
+    return f"glyphs-{_VERSION}-{train_per_class}-{test_per_class}-freetype-{features.version('freetype2')}"
+
+
+def verify_glyphs(train_per_class: int = TRAIN_PER_CLASS, test_per_class: int = TEST_PER_CLASS) -> None:
+    """Draw the images if necessary, and raise an error if their store does not match its checksums."""
+    glyphs(train_per_class, test_per_class)
+    verify_store(cache_folder() / _key(train_per_class, test_per_class))
 
 
 def faces_with(character: str) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Listings of data sets in folders: one function per layout."""
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from ffcil.data.decoding import image_formats
 from ffcil.data.own_images import TEST, TEST_NAMES, TRAIN, Listing, check_classes, readable, stratified
 from ffcil.data.tables import listed_classes
 from ffcil.errors import InputError
@@ -61,29 +63,50 @@ def list_splits(train: Path, test: Path) -> Listing:
 
 def _samples(root: Path) -> tuple[list[tuple[Path, int]], tuple[str, ...], list[str]]:
     """Images of a folder of class folders, sorted by name; the classes; ignored files."""
-    from torchvision.datasets import ImageFolder
+    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    if not classes:
+        raise InputError(f"There are no class folders in {readable(root)}: give {FORM}.")
+    above = {_identity(folder) for folder in (root, *root.resolve().parents)}
+    suffixes, samples, ignored = image_suffixes(), list[tuple[Path, int]](), list[str]()
+    for label, name in enumerate(classes):
+        for path in _files_below(root / name, above.copy()):
+            if path.suffix.lower() in suffixes:
+                samples.append((path, label))
+            elif not path.name.startswith("."):
+                ignored.append(readable(path))
+    names = tuple(map(readable, classes))
+    check_classes(np.array([label for _, label in samples], np.int64), names, root, "remove its folder")
+    return samples, names, ignored
 
-    suffixes = image_suffixes()
-    ignored: list[str] = []
 
-    def is_image(path: str) -> bool:
-        known = Path(path).suffix.lower() in suffixes
-        if not known and not Path(path).name.startswith("."):
-            ignored.append(readable(path))
-        return known
+def _files_below(place: Path, seen: set[tuple[int, int]]) -> list[Path]:
+    """All files below a folder, sorted. Links are followed, but no folder is read twice or is in `seen`."""
+    found: list[tuple[str, list[str]]] = []
+    waiting = [str(place)]
+    while waiting:
+        folder = waiting.pop()
+        if (identity := _identity(folder)) in seen:
+            continue
+        seen.add(identity)
+        folders, files = list[str](), list[str]()
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                (folders if entry.is_dir() else files).append(entry.name)
+        found.append((folder, sorted(files)))
+        waiting += [os.path.join(folder, name) for name in sorted(folders, reverse=True)]
+    return [Path(folder, name) for folder, files in sorted(found) for name in files]
 
-    try:
-        found = ImageFolder(str(root), is_valid_file=is_image, allow_empty=True)
-    except FileNotFoundError as error:
-        raise InputError(f"There are no class folders in {root}: give {FORM}.") from error
-    labels = np.array([label for _, label in found.samples], np.int64)
-    check_classes(labels, found.classes, root, "remove its folder")
-    return [(Path(path), label) for path, label in found.samples], tuple(map(readable, found.classes)), ignored
+
+def _identity(folder: str | Path) -> tuple[int, int]:
+    """What all paths of a folder have in common."""
+    found = os.stat(folder)
+    return found.st_dev, found.st_ino
 
 
 def image_suffixes() -> set[str]:
-    """Suffixes of the image formats that Pillow can read."""
-    return {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    """Suffixes of the image formats that are read."""
+    formats = set(image_formats())
+    return {suffix for suffix, kind in Image.registered_extensions().items() if kind in formats}
 
 
 def image_files(places: Sequence[Path]) -> list[Path]:

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -32,6 +33,17 @@ _NAMED = 3  # ignored files that are listed by name
 _VERSION = 3  # increased when the same files give another store
 
 
+class OutsideError(InputError):
+    """A table names files outside its own folder, which may be private."""
+
+    def __init__(self, files: Sequence[str], remedy: str = "add --allow-outside") -> None:
+        super().__init__(
+            f"{len(files)} image(s) are not in the folder of their table, such as {files[0]}: move them into it, or, "
+            f"if you trust the table, {remedy}."
+        )
+        self.files = files
+
+
 @dataclass(frozen=True)
 class Listing:
     """Name, label and part of every image of a data set."""
@@ -51,6 +63,8 @@ class Listing:
     """Files that are not images, judged by their names."""
     random_split: bool = False
     """Whether the parts were drawn at random because the data set has no split."""
+    outside: Sequence[str] = ()
+    """Files that a table names outside its own folder."""
 
     @classmethod
     def of_files(
@@ -82,7 +96,10 @@ class Listing:
         first = ", ".join(self.ignored[:_NAMED]) + (", ..." if len(self.ignored) > _NAMED else "")
         return f"{len(self.ignored)} file(s) are ignored because their suffixes are not those of images: {first}"
 
-    def encoded(self) -> Iterator[Encoded]:
+    def encoded(self, allow_outside: bool = False) -> Iterator[Encoded]:
+        """The used images. Files outside the folder of a table are an error, unless `allow_outside` is set."""
+        if self.outside and not allow_outside:
+            raise OutsideError(self.outside)
         for name, content, part in zip(self.names, self.contents(), self.parts.tolist(), strict=True):
             if part != UNUSED:
                 yield Encoded(name, content, part)
@@ -94,14 +111,16 @@ class Listing:
         key.update(self.parts.tobytes())
         return f"images-{key.hexdigest()[:16]}"
 
-    def load(self, size: int, skip_bad: bool = False) -> tuple[ImageSet, ImageSet]:
+    def load(self, size: int, skip_bad: bool = False, allow_outside: bool = False) -> tuple[ImageSet, ImageSet]:
         """Training and test images for a network of input size `size`; the store is created if it does not exist.
 
-        Unreadable images are left out if `skip_bad` is set, or was set when the store was created.
+        Unreadable images are left out if `skip_bad` is set, or was set when the store was created. Files outside the
+        folder of a table are read only if `allow_outside` is set.
         """
         if self.ignored and not (cache_folder() / self.key(size)).is_dir():
             print(self.ignored_message(), file=sys.stderr)
-        store = decode_to_store(self.key(size), self.encoded, len(self), size, skip_bad)
+        encoded = partial(self.encoded, allow_outside)
+        store = decode_to_store(self.key(size), encoded, len(self), size, skip_bad)
         kept = self.parts.copy()
         kept[np.flatnonzero(kept != UNUSED)[[image.position for image in store.left_out]]] = UNUSED
 
@@ -114,7 +133,7 @@ class Listing:
 
 
 def readable(path: str | Path) -> str:
-    """A printable path: bytes that are not UTF-8 are shown as \\xNN."""
+    """A path as text: bytes that are not UTF-8 are shown as \\xNN."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 

@@ -7,7 +7,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ffcil.config.resolve import read_yaml
+from ffcil.config.reading import read_yaml
+from ffcil.data.downloading import download_archive, https_only
 from ffcil.data.layouts import list_cub, list_imagenet100, list_tiny_imagenet, list_torchvision, list_train_test
 from ffcil.data.own_images import TEST, TRAIN, Listing
 from ffcil.data.resized_crop import SMALLEST_CROP
@@ -67,14 +68,11 @@ class Published(Facts):
 def _download_torchvision(root: Path, name: str, splits: Sequence[str]) -> None:
     from torchvision import datasets
 
+    source = getattr(datasets, name)
+    if getattr(source, "_URL", "").startswith("http:"):  # Food101; its host has HTTPS, too
+        source = type(name, (source,), {"_URL": source._URL.replace("http:", "https:", 1)})
     for split in splits:
-        getattr(datasets, name)(str(root), split=split, download=True)
-
-
-def _download_archive(root: Path, url: str, md5: str) -> None:
-    from torchvision.datasets.utils import download_and_extract_archive
-
-    download_and_extract_archive(url, str(root), md5=md5)
+        source(str(root), split=split, download=True)
 
 
 def _download_from_hub(root: Path, folder: str, repository: str, revision: str, files: Sequence[str]) -> None:
@@ -110,11 +108,12 @@ def _cars(train: int | None, test: int | None) -> dict[str, Any]:
 
 
 def _tiny_imagenet(train: int | None, test: int | None) -> dict[str, Any]:
-    url, md5 = "http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"
+    url = "https://cs231n.stanford.edu/tiny-imagenet-200.zip"
+    sha256 = "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821"
     return {
         "folders": ("tiny-imagenet-200", "tiny-imagenet"),
         "forms": (Form(("wnids.txt", "train", "val/val_annotations.txt"), list_tiny_imagenet, train, test),),
-        "download": partial(_download_archive, url=url, md5=md5),
+        "download": partial(download_archive, url=url, sha256=sha256),
         "image_size": 64,
     }
 
@@ -210,7 +209,8 @@ def download_published(name: str, data_folder: Path) -> None:
     assert published.download is not None
     data_folder.mkdir(parents=True, exist_ok=True)
     try:
-        published.download(data_folder)
+        with https_only():
+            published.download(data_folder)
     except Exception as error:  # torchvision and the hub raise exceptions of many types
         reason = str(error).strip().split("\n")[0]
         raise InputError(f"{name} could not be downloaded ({reason}): try again, or {published.how}.") from error

@@ -13,10 +13,11 @@ from torch.utils.data import Dataset
 from ffcil.data.augment import Augmentation
 from ffcil.data.cache import cache_folder
 from ffcil.data.decoding import UnreadableImages, short_side_for
-from ffcil.data.glyphs import CHARACTERS, GLYPHS_AUGMENTATION, glyphs
+from ffcil.data.downloading import https_only
+from ffcil.data.glyphs import CHARACTERS, GLYPHS_AUGMENTATION, glyphs, verify_glyphs
 from ffcil.data.image_set import ImageSet
 from ffcil.data.layouts import find_folder, list_folder
-from ffcil.data.own_images import DEFAULT_SIZE, Listing, own_augmentation
+from ffcil.data.own_images import DEFAULT_SIZE, Listing, OutsideError, own_augmentation
 from ffcil.data.pictures import image_set_of
 from ffcil.data.published import PUBLISHED, Facts, download_published, find_published, list_published
 from ffcil.data.resized_crop import SMALLEST_CROP, ResizedCrop
@@ -33,7 +34,7 @@ class DataSet:
     augmentation: Augmentation
 
 
-Load = Callable[[Path | None, int | None, bool], DataSet]
+Load = Callable[[Path | None, int | None, bool, bool], DataSet]
 ListImages = Callable[[Path | None], Listing]
 PHOTOGRAPH_SIZE = 224
 """Default side of the network's input for published photographs."""
@@ -46,12 +47,14 @@ class Source(Facts):
     usual_size: int
     """Default side of the network's input in pixels."""
     load: Load
-    """Function that loads the data set from the path of --data (or None), for an input size (or None), and with or
-    without unreadable images."""
+    """Function that loads the data set from the path of --data (or None), for an input size (or None), with or without
+    unreadable images, and with or without files outside the folder of a table."""
     find: Callable[[Path | None], str | None]
     """Function that reports what is missing and how to get it, or returns None."""
     list_images: ListImages | None = None
     """Function that lists names and labels without decoding; None if the images are not in separate files."""
+    verify: Callable[[], None] | None = None
+    """Function that raises an error if stored images do not match their checksums; None if there is no such store."""
     counts: tuple[int | None, int | None] | None = None
     """Number of training and test images of the published split; None if uncertain."""
 
@@ -88,30 +91,41 @@ def list_own(path: Path) -> Listing:
 
 
 def load_dataset(
-    name: str, root: str | Path | None = None, image_size: int | None = None, skip_bad: bool = False
+    name: str,
+    root: str | Path | None = None,
+    image_size: int | None = None,
+    skip_bad: bool = False,
+    allow_outside: bool = False,
 ) -> DataSet:
     """Load a data set by name (`ffcil data list` lists them), from the file or folder `root` if it needs one.
 
-    Images are decoded once and stored. With `skip_bad`, unreadable images are left out of the store.
+    Images are decoded once and stored. With `skip_bad`, unreadable images are left out of the store. With
+    `allow_outside`, a table may name files outside its own folder.
     """
     source = find_source(name)
     native = source.image_size
     if image_size is not None and native is not None and image_size < native:
         raise InputError(f"Data set {name!r} has images of {native} pixels: omit image_size, or give a larger one.")
     try:
-        data = source.load(None if root is None else Path(root), image_size, skip_bad)
+        data = source.load(None if root is None else Path(root), image_size, skip_bad, allow_outside)
     except UnreadableImages as error:
         raise UnreadableImages(error.images, remedy_for_bad_images(name, root, image_size)) from error
+    except OutsideError as error:
+        prepare = preparation(name, root, image_size)
+        raise OutsideError(error.files, f"read them once with `{prepare} --allow-outside`") from error
     if image_size is None or native is None or image_size == native:
         return data
     return replace(data, augmentation=enlarged(data.augmentation, image_size))
 
 
 def remedy_for_bad_images(name: str, root: str | Path | None, image_size: int | None) -> str:
-    source = find_source(name)
+    return f"repair them, or leave them out with `{preparation(name, root, image_size)} --skip-bad`"
+
+
+def preparation(name: str, root: str | Path | None, image_size: int | None) -> str:
+    """The command that prepares a data set."""
     place = "" if root is None else f" --data {shlex.quote(str(root))}"
-    size = image_size or source.usual_size
-    return f"repair them, or leave them out with `ffcil data prepare {name}{place} --image-size {size} --skip-bad`"
+    return f"ffcil data prepare {name}{place} --image-size {image_size or find_source(name).usual_size}"
 
 
 def dataset_of(
@@ -133,7 +147,7 @@ def enlarged(augmentation: Augmentation, size: int) -> Augmentation:
     return replace(augmentation, padding=0, brightness=0.0, crop=crop)
 
 
-def _load_glyphs(root: Path | None, image_size: int | None, skip_bad: bool) -> DataSet:
+def _load_glyphs(root: Path | None, image_size: int | None, skip_bad: bool, allow_outside: bool) -> DataSet:
     train, test = glyphs()
     return DataSet(train, test, GLYPHS_AUGMENTATION)
 
@@ -159,7 +173,7 @@ def _find_cifar100(named: Path | None) -> str | None:
     )
 
 
-def _load_cifar100(named: Path | None, image_size: int | None, skip_bad: bool) -> DataSet:
+def _load_cifar100(named: Path | None, image_size: int | None, skip_bad: bool, allow_outside: bool) -> DataSet:
     from torchvision.datasets import CIFAR100
 
     root, problem = _cifar100_root(named), _find_cifar100(named)
@@ -167,7 +181,8 @@ def _load_cifar100(named: Path | None, image_size: int | None, skip_bad: bool) -
         raise InputError(problem)
     if problem:
         try:
-            CIFAR100(str(root), download=True)
+            with https_only():
+                CIFAR100(str(root), download=True)
         except (OSError, RuntimeError) as error:
             raise InputError(f"{problem} (The download failed: {error})") from error
     try:
@@ -185,9 +200,9 @@ def _load_cifar100(named: Path | None, image_size: int | None, skip_bad: bool) -
 def _listed(list_images: ListImages, image_size: int | None, usual: int, smallest_crop: float = SMALLEST_CROP) -> Load:
     """Function that loads the images of a listing."""
 
-    def load(root: Path | None, asked: int | None, skip_bad: bool) -> DataSet:
+    def load(root: Path | None, asked: int | None, skip_bad: bool, allow_outside: bool) -> DataSet:
         size = image_size or asked or usual
-        train, test = list_images(root).load(size, skip_bad)
+        train, test = list_images(root).load(size, skip_bad, allow_outside)
         return DataSet(train, test, own_augmentation(size, smallest_crop))
 
     return load
@@ -246,6 +261,7 @@ SOURCES: dict[str, Source] = {
         usual_size=32,
         load=_load_glyphs,
         find=lambda root: None,
+        verify=verify_glyphs,
         origin="ffcil",
         licence="MIT",
         counts=(20_000, 5_000),

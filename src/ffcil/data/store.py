@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ffcil.errors import InputError
+from ffcil.errors import DamagedError, InputError
 
 PARTS = (0, 1)
 """Training and test."""
@@ -41,8 +40,12 @@ class Store(NamedTuple):
 
 
 def open_store(folder: Path) -> Store:
+    """Map a store. Missing, truncated and unreadable files are an error; `verify_store` finds changed pixels, too."""
     with _reporting_damage(folder):
-        left_out = tuple(BadImage(*image) for image in _about(folder)["left_out"])
+        about = _about(folder)
+        for name in _SIZES:
+            _verify(folder / name, about["sha256"][name])
+        left_out = tuple(BadImage(*image) for image in about["left_out"])
         return Store(tuple(_mapped(folder, part) for part in PARTS), left_out)
 
 
@@ -50,9 +53,13 @@ def verify_store(folder: Path) -> None:
     """Raise an error if a file does not match its checksum."""
     with _reporting_damage(folder):
         for name, written in _about(folder)["sha256"].items():
-            if _digest(folder / name).hexdigest() != written:
-                raise ValueError(f"the checksum of {name} is wrong")
+            _verify(folder / name, written)
         open_store(folder)
+
+
+def _verify(path: Path, written: str) -> None:
+    if _digest(path).hexdigest() != written:
+        raise ValueError(f"the checksum of {path.name} is wrong")
 
 
 @contextmanager
@@ -62,7 +69,8 @@ def _reporting_damage(folder: Path) -> Iterator[None]:
     except InputError:
         raise
     except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise InputError(f"The store {folder} is damaged ({error}): remove it to create it again.") from error
+        what = f"The store {folder} is damaged ({error})"
+        raise DamagedError(what, "remove it, and it is created again") from error
 
 
 def _about(folder: Path) -> Any:
@@ -167,13 +175,3 @@ class StoreDraft:
         about = {"left_out": self.bad, "sha256": sums}
         (self.folder / _ABOUT).write_text(json.dumps(about), encoding="utf-8")
         (self.folder / _JOURNAL).unlink()
-        for path in (*self.folder.iterdir(), self.folder):
-            _sync(path)  # before the folder is renamed, which marks it as complete
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -2,17 +2,19 @@
 
 import csv
 import json
+import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ffcil.data.own_images import TEST_NAMES, Listing, check_classes, file_key, parts_of, stratified
+from ffcil.data.own_images import TEST_NAMES, Listing, check_classes, file_key, parts_of, readable, stratified
 from ffcil.errors import InputError
 
 HOW_PARQUET = "give with --data a Parquet file or a folder of them, with columns image, label and, optionally, split"
@@ -28,10 +30,18 @@ def parquet_files(root: Path | None) -> list[Path]:
     if root is None:
         raise InputError(f"Data set 'parquet' needs files: {HOW_PARQUET}.")
     files = sorted(root.rglob("*.parquet")) if root.is_dir() else [root]
-    if not files or not files[0].is_file():
+    if not files or not root.exists():
         what = "no Parquet file in" if root.is_dir() else "no file or folder"
         raise InputError(f"There is {what} {root}: {HOW_PARQUET}.")
+    for file in files:
+        check_regular(file)
     return files
+
+
+def check_regular(file: Path) -> None:
+    """Raise an error for a pipe or a device, whose content may never come or never end."""
+    if not file.is_file():
+        raise InputError(f"{file} is not a regular file: replace it by one, or remove it.")
 
 
 def list_parquet(root: Path | None, partial: bool = False) -> Listing:
@@ -48,10 +58,24 @@ def list_parquet(root: Path | None, partial: bool = False) -> Listing:
     labels, class_names = _labels(values, _class_names(folder, tables[0].schema.metadata), root)
     splits = _all_splits(files, tables, root)
     parts = stratified(labels, len(class_names)) if splits is None else parts_of(splits, root, partial)
-    all_files = [*files, *(image for path in files for image in _named_images(path))]
+    named = [image for path in files for image in _named_images(path)]
     names = [f"{path} row {row + 1}" for path, table in zip(files, tables, strict=True) for row in range(len(table))]
-    key, random_split = file_key(all_files), splits is None
-    return Listing(names, labels, parts, class_names, lambda: _parquet_contents(files), key, random_split=random_split)
+    return Listing(
+        names,
+        labels,
+        parts,
+        class_names,
+        contents=lambda: _parquet_contents(files),
+        content_key=file_key([*files, *named]),
+        random_split=splits is None,
+        outside=outside(named, folder),
+    )
+
+
+def outside(paths: Iterable[Path], folder: Path) -> list[str]:
+    """Paths that are absolute, or lead through `..` out of the folder of a table."""
+    top = os.path.join(os.path.abspath(folder), "")
+    return [readable(path) for path in paths if not os.path.abspath(path).startswith(top)]
 
 
 @contextmanager
@@ -170,6 +194,8 @@ def csv_file(root: Path | None) -> Path:
         raise InputError(f"Data set 'csv' needs a file: {HOW_CSV}.")
     if not root.exists():
         raise InputError(f"There is no file {root}: {HOW_CSV}.")
+    if not root.is_dir():
+        check_regular(root)
     files = csv_files(root) if root.is_dir() else [root]
     if len(files) != 1:
         raise InputError(f"{root} has {len(files)} CSV files with columns path and label: give one with --data.")
@@ -196,8 +222,7 @@ def list_csv(root: Path | None, partial: bool = False) -> Listing:
     file = csv_file(root)
     rows = _csv_rows(file)
     paths = [file.parent / row["path"] for row in rows]
-    missing = [path for path in paths if not path.is_file()]
-    if missing:
+    if missing := [path for path in paths if not path.exists()]:
         more = f" and {len(missing) - 1} more files that do" if len(missing) > 1 else ", which does"
         raise InputError(f"{file} lists {missing[0]}{more} not exist: correct the paths, or remove the lines.")
     labels, class_names = _labels([row["label"] for row in rows], listed_classes(file.parent), file)
@@ -206,7 +231,8 @@ def list_csv(root: Path | None, partial: bool = False) -> Listing:
         parts = stratified(labels, len(class_names))
     else:
         parts = parts_of([row["split"] for row in rows], file, partial)
-    return Listing.of_files(paths, labels, parts, class_names, random_split=random_split)
+    listing = Listing.of_files(paths, labels, parts, class_names, random_split=random_split)
+    return replace(listing, outside=outside(paths, file.parent))
 
 
 def _csv_rows(file: Path) -> list[dict[str, str]]:

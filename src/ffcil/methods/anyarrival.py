@@ -6,6 +6,7 @@ one of all images seen so far at a time, in closed form. So any order, any cut i
 gives the same model, and removing images or classes gives the model that never saw them.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar, Literal
@@ -15,14 +16,15 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
-from ffcil.calibration import Calibration, RelativeMahalanobis, fit_calibration, fit_temperature, threshold_at
+from ffcil.calibration import Calibration, fit_calibration, fit_temperature, threshold_at
 from ffcil.data.image_set import ImageSet
 from ffcil.errors import InputError
 from ffcil.methods.learner import LearnerSettings, MethodConfig
 from ffcil.methods.parts.kept_features import KeptFeatures, half
-from ffcil.methods.pretrained import Pretrained
+from ffcil.methods.pretrained import Network, Pretrained
 from ffcil.methods.registry import register
 from ffcil.models.discriminant import ClassSums, Discriminant
+from ffcil.models.novelty import Novelty
 from ffcil.stream import Increment
 
 SHRINKAGES = (0.01, 0.03, 0.1, 0.3, 1.0)
@@ -71,7 +73,9 @@ class AnyArrival(Pretrained):
         self.kept = KeptFeatures(width, device)
         self.calibration = Calibration()
         self.shrinkage = 1.0
-        self._novelty: RelativeMahalanobis | None = None
+        self.novelty: Novelty | None = None
+        self._spaces: tuple[Network, Network] | None = None
+        """Distances of features to the classes, and to all images as one class; made when they are needed."""
         deep = self.network.deep_dim(self._blocks)
         projection = _directions(deep, width, settings.seed) if deep > width else None
         self.register_buffer("projection", projection if projection is None else projection.to(device), False)
@@ -127,7 +131,7 @@ class AnyArrival(Pretrained):
     @torch.no_grad()
     def _solve(self) -> None:
         """Compute the head from the sums, and choose what the sums do not determine."""
-        self._novelty = None
+        self._spaces, self.novelty = None, None
         self.right, self.asked = torch.zeros_like(self.sums.counts), torch.zeros_like(self.sums.counts)
         if not self.sums.counts.any():  # all images have been removed
             self.weight, self.bias = torch.zeros_like(self.weight), torch.zeros_like(self.bias)
@@ -143,20 +147,24 @@ class AnyArrival(Pretrained):
 
     def _choose(self, discriminant: Discriminant) -> None:
         """Choose the shrinkage with the smallest cross-entropy of left-out images, each with its best temperature; then
-        calibrate."""
+        calibrate, and fit the novelty."""
         seen = (self.sums.counts > 0).nonzero().flatten()  # a class may have lost its images
         features, targets = self._left_out(discriminant, CHOOSING)
-        among = torch.searchsorted(seen, targets)
-        losses = {}
+        among, losses = torch.searchsorted(seen, targets), {}
         for shrinkage in SHRINKAGES:
-            scores = discriminant.left_out_scores(features, targets, shrinkage)[:, seen]
+            scores = -discriminant.left_out_distances(features, targets, shrinkage)[:, seen] / 2
             losses[shrinkage] = round(float(cross_entropy(scores / fit_temperature(scores, among), among)), 9)
         self.shrinkage = min(losses, key=lambda shrinkage: losses[shrinkage])
+
         features, targets = self._left_out(discriminant, CALIBRATING)
-        scores = discriminant.left_out_scores(features, targets, self.shrinkage)
-        self.calibration = fit_calibration(scores[:, seen], torch.searchsorted(seen, targets))
+        distances = discriminant.left_out_distances(features, targets, self.shrinkage)
+        among = torch.searchsorted(seen, targets)
+        self.calibration = fit_calibration(-distances[:, seen] / 2, among)
+        everything = Discriminant.of(self.sums.merged())
+        background = everything.left_out_distances(features, torch.zeros_like(targets), self.shrinkage)[:, 0]
+        self.novelty = Novelty.fit(distances[:, seen], background, among, self.calibration.temperature)
         self.asked += torch.bincount(targets, minlength=len(self.asked))
-        self.right += torch.bincount(targets[scores.argmax(dim=1) == targets], minlength=len(self.right))
+        self.right += torch.bincount(targets[distances.argmin(dim=1) == targets], minlength=len(self.right))
 
     def _left_out(self, discriminant: Discriminant, scores: int) -> tuple[Tensor, Tensor]:
         """Features and classes of kept images that can be left out, for about this number of scores."""
@@ -170,20 +178,17 @@ class AnyArrival(Pretrained):
 
     def open_scores(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         features = self.all_features(images)
-        return self.score_features(features), self._novelty_model()(features)
+        if self.novelty is None:
+            return self.score_features(features), None
+        if self._spaces is None:
+            near, far = (Discriminant.of(sums).distances(self.shrinkage) for sums in (self.sums, self.sums.merged()))
+            self._spaces = near, far
+        near, far = self._spaces
+        return self.score_features(features), self.novelty(near(features), far(features)[:, 0])
 
     def novelty_limit(self, false_alarms: float) -> float:
         self._check_kept("tell unknown images")
-        rows = torch.ones(len(self.kept), dtype=torch.bool, device=self.bias.device)
-        return threshold_at(self._novelty_model().leave_one_out(*self.kept.sample(rows, MOST)), false_alarms)
-
-    def _novelty_model(self) -> RelativeMahalanobis:
-        """Computed when it is asked for, because learning does not need it."""
-        if self._novelty is None:
-            sums = self.sums
-            products = sums.scatter + sums.sums.mT @ sums.means
-            self._novelty = RelativeMahalanobis.of(sums.counts, sums.sums, products, self.shrinkage)
-        return self._novelty
+        return math.inf if self.novelty is None else threshold_at(self.novelty.known, false_alarms)
 
     # --- removing -------------------------------------------------------------------------------------------------
 
@@ -219,15 +224,25 @@ class AnyArrival(Pretrained):
     # --- state ----------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        chosen = {"shrinkage": self.shrinkage, "calibration": asdict(self.calibration)}
+        chosen = {
+            "shrinkage": self.shrinkage,
+            "calibration": asdict(self.calibration),
+            "novelty": None if self.novelty is None else self.novelty.state(),
+        }
         return {**super().state(), "chosen": chosen, "kept_features": self.kept.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
-        self._novelty = None
+        self._spaces = None
         self.kept.restore(state["kept_features"])
-        self.shrinkage = state["chosen"]["shrinkage"]
-        self.calibration = Calibration(**state["chosen"]["calibration"])
+        chosen, device = state["chosen"], self.engine.device
+        self.shrinkage = chosen["shrinkage"]
+        line = {name: tuple(chosen["calibration"][name]) for name in ("odds", "levels")}
+        self.calibration = Calibration(**{**chosen["calibration"], **line})
+        fitted = chosen["novelty"] and {
+            name: value.to(device) if isinstance(value, Tensor) else value for name, value in chosen["novelty"].items()
+        }
+        self.novelty = Novelty(**fitted) if fitted else None
 
 
 def _directions(features: int, width: int, seed: int) -> Tensor:

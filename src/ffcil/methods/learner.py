@@ -53,6 +53,16 @@ class LearnerSettings:
     """Whether features of a frozen network are kept on disk for all runs."""
 
 
+def _evaluate_frozen(module: nn.Module) -> None:
+    """Put the parts of a module whose parameters are all frozen into evaluation mode."""
+    for part in module.children():
+        parameters = list(part.parameters())
+        if parameters and not any(parameter.requires_grad for parameter in parameters):
+            part.eval()
+        else:
+            _evaluate_frozen(part)
+
+
 class Learner(nn.Module, ABC):
     """A method. Subclass it in one file, decorate it with `@register("name")`, and override what differs."""
 
@@ -181,7 +191,7 @@ class Learner(nn.Module, ABC):
         """As in torch, but frozen parts stay in evaluation mode: their batch-norm statistics never change."""
         super().train(mode)
         if mode:
-            _settle_frozen_parts(self)
+            _evaluate_frozen(self)
         return self
 
     def begin(self, increment: Increment) -> None:
@@ -346,16 +356,6 @@ class Learner(nn.Module, ABC):
         self.load_state_dict(state["modules"])
         self._test_cache = FeatureCache()
         self.eval()
-
-
-def _settle_frozen_parts(module: nn.Module) -> None:
-    """Set those parts of a module to evaluation mode that have parameters and train none of them."""
-    for part in module.children():
-        parameters = list(part.parameters())
-        if parameters and not any(parameter.requires_grad for parameter in parameters):
-            part.eval()
-        else:
-            _settle_frozen_parts(part)
 
 
 def finite_or_none(value: float) -> float | None:

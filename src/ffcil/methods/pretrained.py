@@ -67,6 +67,8 @@ class Pretrained(Learner):
     any_network: ClassVar[bool] = False
     """Whether the method can leave the network untuned and only read its features, so that any network of timm will do.
     It then does not use `vit` if `tunes_network` is False."""
+    untuned_by: ClassVar[str] = "options.rank=0"
+    """Assignment by which a user leaves the network untuned, for a method with `any_network` that can also tune it."""
     compares_spaces: ClassVar[bool] = False
     """Whether the method scores classes in the spaces of different steps. It then defines `space_scores`, its scores
     pass through `compared`, and `flow.comparable` applies."""
@@ -215,12 +217,13 @@ class Pretrained(Learner):
         if isinstance(self.network, ViT):
             return self.network
         problem = f"Backbone {self.settings.backbone!r} {why_not_plain(self.network.net)}, and {self.title} tunes it"
+        plain = "choose a plain ViT, such as vit_base_patch16_224"
         if self.any_network:
-            raise InputError(f"{problem} by adapters: set options.rank=0 to read its features only, or choose a vit_*.")
+            raise InputError(f"{problem}: set {self.untuned_by} to read its features only, or {plain}.")
         others = ", ".join(
             sorted(name for name, method in METHODS.items() if issubclass(method, Pretrained) and method.any_network)
         )
-        raise InputError(f"{problem}: choose a vit_* of timm, or a method that takes any network ({others}).")
+        raise InputError(f"{problem}: {plain}, or a method that takes any network ({others}).")
 
     def vit_features(self, images: Tensor, tunings: Sequence[Tuning] = UNTUNED, blocks: int | None = None) -> Tensor:
         """Features of the ViT, or of its first blocks: [B, 3, H, W] -> [B, D]. Only it runs in reduced precision."""
@@ -246,14 +249,16 @@ class Pretrained(Learner):
         try:
             with self.engine.autocast():
                 yield
-        except (AssertionError, RuntimeError) as error:  # timm asserts a fixed size; a convolution needs enough pixels
-            # every size that the patches divide suits a plain ViT
-            if isinstance(error, torch.OutOfMemoryError if not isinstance(self.network, ViT) else RuntimeError):
-                raise
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
+        except (AssertionError, RuntimeError) as error:  # timm asserts a fixed size; convolutions need enough pixels
+            if isinstance(self.network, ViT) and isinstance(error, RuntimeError):
+                raise  # a ViT takes all sizes that its patches divide, which timm asserts
             height, width = images.shape[2:]
+            reason = str(error).partition("\n")[0].rstrip(".")
             raise InputError(
-                f"Backbone {self.settings.backbone!r} does not take images of {height} x {width} pixels ({error}): set "
-                f"image_size, for example to {self.network.usual_size}."
+                f"Backbone {self.settings.backbone!r} does not take images of {height} x {width} pixels ({reason}): "
+                f"set image_size, for example to {self.network.usual_size}."
             ) from error
 
     def fresh_adapters(self, rank: int) -> Adapters:

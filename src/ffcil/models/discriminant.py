@@ -6,6 +6,7 @@ scores. The covariance is shrunk towards its diagonal, S = (1 - a) W + a diag(W)
 classes.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -78,6 +79,14 @@ class ClassSums(nn.Module):
         self.counts.index_add_(0, present, count, alpha=sign)
         self.sums.index_add_(0, present, total, alpha=sign)
 
+    def merged(self) -> Self:
+        """The sums of all images as one class."""
+        whole = type(self)(self.sums.shape[1], 1).to(self.sums.device)
+        whole.counts, whole.sums = self.counts.sum(dim=0, keepdim=True), self.sums.sum(dim=0, keepdim=True)
+        between = (self.means - whole.means) * self.counts.sqrt()[:, None]
+        whole.scatter = self.scatter + between.mT @ between
+        return whole
+
     def select(self, classes: Tensor) -> None:
         """Keep these classes only. The images of the others have been removed."""
         self.counts, self.sums = self.counts[classes], self.sums[classes]
@@ -87,7 +96,7 @@ class ClassSums(nn.Module):
 class Discriminant:
     """The discriminants of all shrinkages, for features that are centred and have variance 1 within classes.
 
-    `Discriminant.of(sums)`, then `left_out_scores` for the choice of a shrinkage, then `linear` for its weights.
+    `Discriminant.of(sums)`, then `left_out_distances` for the choice of a shrinkage, then `linear` for its weights.
     """
 
     centre: Tensor
@@ -134,13 +143,26 @@ class Discriminant:
         return (self.counts[targets] > 1) & (self.freedom > 1)
 
     @torch.no_grad()
-    def left_out_scores(self, features: Tensor, targets: Tensor, shrinkage: float) -> Tensor:
-        """Scores of images [N, D] by discriminants that have not seen them, [N, C], up to a constant per image.
+    def distances(self, shrinkage: float) -> Callable[[Tensor], Tensor]:
+        """A function that gives squared Mahalanobis distances of images [N, D] to all class means, [N, C]. The score of
+        a class is minus half of it, up to a constant per image."""
+        factor = self._factor(1 - shrinkage, shrinkage)
+        means = _whitened(factor, self.means)
 
-        Each image is one that was added, for which `can_be_left_out` holds. Its class mean and the covariance are those
-        without it; the diagonal that the covariance is shrunk to stays. Without image x of class c, the scatter loses
-        n / (n - 1) d d' with d = x - mu_c, so the inverse covariance A changes by a rank-one term. All products below
-        are those of whitened vectors, u' A v.
+        def squares(features: Tensor) -> Tensor:
+            images = _whitened(factor, (features.double() - self.centre) / self.deviations)
+            return torch.cdist(images, means).square().masked_fill_(self.counts == 0, torch.inf)
+
+        return squares
+
+    @torch.no_grad()
+    def left_out_distances(self, features: Tensor, targets: Tensor, shrinkage: float) -> Tensor:
+        """The same distances for images that were added, by discriminants that have not seen them, [N, C].
+
+        `can_be_left_out` holds for each image. Its class mean and the covariance are those without it; the diagonal to
+        which the covariance is shrunk stays. Without image x of class c, the scatter loses n / (n - 1) d d' with
+        d = x - mu_c, so the inverse covariance A changes by a rank-one term. All products below are those of whitened
+        vectors, u' A v.
         """
         each = (1 - shrinkage) / (self.freedom - 1)  # factor on the scatter of standardised features
         factor = self._factor(each * self.freedom, shrinkage)
@@ -163,7 +185,9 @@ class Discriminant:
         mean_mean = lengths[targets] - 2 * short * onto_own + short.square() * own  # m' A m
         alone = mean_x - mean_mean / 2 + gain * mean_d * (along - mean_d / 2)
         scores.scatter_(1, targets[:, None], alone[:, None])
-        return scores.masked_fill_(self.counts == 0, -torch.inf)
+        lengths_of_images = images.square().sum(dim=1) + gain * along.square()  # x' A x
+        squares = lengths_of_images[:, None] - 2 * scores
+        return squares.masked_fill_(self.counts == 0, torch.inf)
 
     def shrinkage_from_sums(self) -> float:
         """A shrinkage that needs no image: the expected error of the correlations over their size (Schaefer and

@@ -80,7 +80,9 @@ def build_vit(name: str, weights: str | None) -> ViT:
     """Build a frozen ViT that tuners can be attached to, with the arguments of `build_network`."""
     network = build_network(name, weights)
     if not isinstance(network, ViT):
-        raise InputError(f"Backbone {name!r} {why_not_plain(network.net)}: choose a vit_* of timm.")
+        raise InputError(
+            f"Backbone {name!r} {why_not_plain(network.net)}: choose a plain ViT, such as vit_base_patch16_224."
+        )
     return network
 
 
@@ -107,7 +109,9 @@ def _build_timm(name: str, hub: bool) -> Any:
         if not hub:
             raise
         raise InputError(
-            f"The weights of {name!r} cannot be downloaded from the hub ({error}): give a file with --set weights=FILE."
+            f"The weights of {name!r} cannot be downloaded from the hub ({_reason(error)}): connect to the internet "
+            "once, give a file with --set weights=FILE, or do without them (--recipe own-images-offline has a small "
+            "network inside the package; --recipe imagenet100 trains one from scratch)."
         ) from error
     if not hasattr(net, "head_hidden_size"):
         raise InputError(f"Backbone {name!r} has no classifier to read the features of: choose another network.")
@@ -164,3 +168,8 @@ def _classifier_keys(net: Any) -> tuple[str, ...]:
     """Beginnings of the keys of a network's classifier."""
     names = net.pretrained_cfg["classifier"] or ()
     return tuple(f"{name}." for name in ([names] if isinstance(names, str) else names))
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error without its full stop. Errors of downloads have many lines."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].strip().rstrip(".:")

@@ -1,6 +1,8 @@
 """Files that are complete or absent, whatever happens while they are written."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -8,13 +10,28 @@ def write_whole(path: Path, content: bytes) -> None:
     """Write to a temporary name, flush to the disk, then rename: `path` is never a partial file."""
     draft = path.with_name(f".{path.name}.draft")
     try:
-        with draft.open("wb") as file:
+        with named_errors(path), open(draft, "wb", opener=_without_links) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _without_links(path: str, flags: int) -> int:
+    """Open a file, but not through a link, which may lead to a file of somebody else."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+@contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Give errors of writing the name of the file, which the system does not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def remove_drafts(folder: Path) -> None:

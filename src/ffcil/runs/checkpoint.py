@@ -1,12 +1,16 @@
 """Nested states in safetensors files. A crash at any moment leaves a complete file.
 
-Tensors are stored as tensors; everything else (numbers, strings, structure) as JSON in the metadata of the same file.
+Tensors are stored as tensors; everything else (numbers, strings, structure) as JSON in the metadata of the same file,
+with a digest of both, so that a file that was damaged later is noticed.
 """
 
+import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -14,6 +18,9 @@ from torch import Tensor
 from ffcil.errors import InputError
 from ffcil.runs.atomic import write_whole
 from ffcil.runs.folder import checkpoint_name, checkpoints
+
+KEPT = 2
+"""Number of checkpoints of a run that is not finished: the newest, and the one before in case that is damaged."""
 
 
 def _flatten(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
@@ -43,7 +50,18 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
     """Write nested mappings and lists of tensors and JSON values."""
     tensors: dict[str, Tensor] = {}
     skeleton = _flatten(state, "", tensors)
-    write_whole(path, save(tensors, metadata={"skeleton": json.dumps(skeleton)}))
+    text = json.dumps(skeleton)
+    write_whole(path, save(tensors, metadata={"skeleton": text, "digest": _digest(text, tensors)}))
+
+
+def _digest(skeleton: str, tensors: Mapping[str, Tensor]) -> str:
+    """Hash of everything in a file: names, types, shapes and values of the tensors, and the rest as JSON."""
+    content = hashlib.sha256(skeleton.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        content.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        content.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return content.hexdigest()
 
 
 def copied(state: dict[str, Any]) -> dict[str, Any]:
@@ -54,21 +72,34 @@ def copied(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_state(path: Path, remedy: str = "remove the run's folder and start again") -> dict[str, Any]:
-    """Read a state that `save_state` wrote, to the CPU; the error for a damaged file ends with `remedy`."""
+    """Read a state that `save_state` wrote, to the CPU; the error for a damaged file ends with `remedy`.
+
+    A file of an earlier version has no digest and is read without that check.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-            state: dict[str, Any] = _unflatten(json.loads(file.metadata()["skeleton"]), tensors)
-    except (SafetensorError, TypeError, KeyError, json.JSONDecodeError) as error:
+            metadata = file.metadata()
+        if "digest" in metadata and metadata["digest"] != _digest(metadata["skeleton"], tensors):
+            raise ValueError("its content does not have its digest")
+        state: dict[str, Any] = _unflatten(json.loads(metadata["skeleton"]), tensors)
+    except (SafetensorError, TypeError, KeyError, AttributeError, ValueError) as error:
         raise InputError(f"Checkpoint {path} is damaged ({error}): {remedy}.") from error
     return state
 
 
 def save_checkpoint(folder: Path, step: int, epoch: int, state: dict[str, Any]) -> None:
-    """Write a checkpoint; then remove the earlier ones."""
-    before = checkpoints(folder)
-    path = folder / checkpoint_name(step, epoch)
-    save_state(path, state)
-    for old in before:
-        if old != path:
-            old.unlink()
+    """Write a checkpoint; then remove those before the previous one."""
+    save_state(folder / checkpoint_name(step, epoch), state)
+    remove_old_checkpoints(folder, KEPT)
+
+
+def remove_old_checkpoints(folder: Path, kept: int) -> None:
+    """Remove all checkpoints but the newest `kept`."""
+    for old in checkpoints(folder)[:-kept]:
+        old.unlink()
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a checkpoint that cannot be used, so that it no longer counts; returns the new name."""
+    return path.rename(path.with_name(f"unusable-{path.name}"))

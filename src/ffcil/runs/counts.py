@@ -16,7 +16,10 @@ Counts = Mapping[str, Confusion]
 """Confusion counts after one step by classifier; the scored classifier is the first."""
 
 _FIELDS = ("classes", "rows", "columns", "values")
-_DAMAGED = (ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, tokenize.TokenError)
+_DAMAGED = (
+    *(ValueError, TypeError, KeyError, EOFError, RuntimeError, SyntaxError, MemoryError, NotImplementedError),
+    *(zipfile.BadZipFile, zlib.error, tokenize.TokenError, OverflowError),
+)
 """Exceptions that numpy raises for a damaged archive, depending on where the damage is."""
 
 

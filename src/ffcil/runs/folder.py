@@ -8,52 +8,49 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-from filelock import FileLock, Timeout
+from typing import Any, overload
 
 from ffcil.config.base import validate
 from ffcil.config.settings import RunConfig
 from ffcil.errors import BusyError, InputError
-from ffcil.metrics import CountTable
+from ffcil.locks import Held, holder, is_held, lock, named
+from ffcil.metrics import Confusion, CountTable
 from ffcil.runs import stored
-from ffcil.runs.atomic import write_whole
+from ffcil.runs.atomic import named_errors, write_whole
 from ffcil.runs.counts import Counts, pack_counts, unpack_counts
 from ffcil.runs.stored import Fields, StoredRun
 
+LOCK = ".lock"
 LOCK_SECONDS = 0.5
 """Time to wait for a lock, which `is_busy` in another process may hold for a moment."""
 _LASTING = ("ffcil", "commit", "python", "torch", "device", "precision", "graph", "compile")
 """Fields of the environment whose changes are noted when a run is resumed."""
+NEW_START = "remove the folder and start the run again"
+"""Remedy for a folder that cannot be repaired."""
 _CHECKPOINT = re.compile(r"step-(\d+)-epoch-(\d+)\.safetensors")
 
 
 @contextmanager
 def locked(folder: Path, remedy: str = "wait for it, or choose another --out") -> Iterator[None]:
     """Allow one process at a time in a folder. The lock ends with the process, even if that is killed."""
-    lock = FileLock(folder / ".lock", timeout=LOCK_SECONDS, poll_interval=0.02)
     try:
-        lock.acquire()
-    except Timeout:
-        raise BusyError(f"Another process is running in {folder}: {remedy}.") from None
-    try:
-        yield
-    finally:
-        lock.release()
+        with lock(folder / LOCK, LOCK_SECONDS):
+            yield
+    except Held as error:
+        raise BusyError(f"Another process is running in {folder} ({error}): {remedy}.") from None
 
 
 def is_busy(folder: Path) -> bool:
     """Whether another process is running in a folder now."""
-    if not (folder / ".lock").exists():
-        return False
-    try:
-        with FileLock(folder / ".lock", timeout=LOCK_SECONDS / 5, poll_interval=0.02):
-            return False
-    except Timeout:
-        return True
+    return is_held(folder / LOCK)
+
+
+def running_in(folder: Path) -> str:
+    """The process that runs in a folder, in words, with its machine and since when."""
+    return named(holder(folder / LOCK))
 
 
 def checkpoint_name(step: int, epoch: int) -> str:
@@ -62,7 +59,18 @@ def checkpoint_name(step: int, epoch: int) -> str:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Checkpoints in a folder, oldest first."""
-    return sorted(path for path in folder.glob("step-*.safetensors") if _CHECKPOINT.fullmatch(path.name))
+    named = ((_CHECKPOINT.fullmatch(path.name), path) for path in folder.glob("step-*.safetensors"))
+    by_place = {tuple(map(int, match.groups())): path for match, path in named if match}
+    return [by_place[place] for place in sorted(by_place)]
+
+
+def differing_fields(before: Fields, config: RunConfig, complete: Callable[[RunConfig], RunConfig]) -> list[str]:
+    """Names of the fields in which a stored configuration differs from `config`.
+
+    `complete` fills in the defaults of fields that the stored configuration, of an earlier version, does not have.
+    """
+    stored_content, content = complete(validate(RunConfig, before)).content(), config.content()
+    return sorted(key for key in stored_content.keys() | content if stored_content.get(key) != content.get(key))
 
 
 class RunFolder:
@@ -94,8 +102,8 @@ class RunFolder:
         if not path.exists():
             return None
         try:
-            value = json.loads(path.read_bytes())
-        except ValueError as error:
+            value = json.loads(_content(path))
+        except (ValueError, RecursionError) as error:
             raise InputError(
                 f"{path} is damaged (it is not JSON: {error}): remove the run's folder and start again."
             ) from None
@@ -108,7 +116,7 @@ class RunFolder:
             where = f"Line {number} of {self.path / 'records.jsonl'}"
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise InputError(f"{where} is not JSON ({error}): remove the run and start it again.") from None
             records.append(stored.check_record(record, number, where))
         return records
@@ -116,18 +124,18 @@ class RunFolder:
     def counts(self, step: int) -> Counts:
         """Confusion counts after a step, by classifier."""
         path = self._counts_path(step)
+        if not path.exists():
+            raise InputError(f"{path} is missing although its step is recorded: remove the run and start it again.")
+        content = _content(path)
         try:
-            return unpack_counts(path.read_bytes())
-        except FileNotFoundError:
-            raise InputError(
-                f"{path} is missing although its step is recorded: remove the run and start it again."
-            ) from None
+            return unpack_counts(content)
         except InputError:
             raise InputError(f"{path} is damaged: remove the run and start it again.") from None
 
     def tables(self, sizes: tuple[int, ...]) -> dict[str, CountTable]:
-        """Confusion counts after each of the steps with these sizes, by classifier."""
-        return stored.count_tables(sizes, [self.counts(k + 1) for k in range(len(sizes))], self.path / "counts")
+        """Confusion counts after each of the steps with these sizes, by classifier. They are read when needed."""
+        names = tuple(self.counts(1)) if sizes else ()
+        return {name: CountTable(sizes, _StepCounts(self, sizes, names, name)) for name in names}
 
     def load(self) -> StoredRun:
         """Everything in the folder, checked. An unfinished run has the records of its finished steps."""
@@ -136,11 +144,6 @@ class RunFolder:
             raise InputError(f"{self.path} is not the folder of a run: config.json and arrivals.json must be there.")
         config = stored.check_config(config, self.path / "config.json")
         sizes, records, done = stored.check_sizes(arrivals, self.path / "arrivals.json"), self.records(), self.done
-        if done and len(records) != len(sizes):
-            raise InputError(
-                f"{self.path} is marked done with {len(records)} of {len(sizes)} steps in records.jsonl: "
-                "remove its file 'done' and start the run again."
-            )
         summary = self.summary() if done else None
         return StoredRun(
             folder=self.path,
@@ -148,19 +151,36 @@ class RunFolder:
             arrivals=arrivals,
             records=records,
             summary=summary,
-            environment=self.read("environment.json") or {},
+            environment=self._part("environment") or {},
             tables=self.tables(sizes[: len(records)]),
             finished=done,
-            data=self.read("data.json") or {},
-            method_facts=self.read("method.json") or stored.derive_method(config, records, summary),
+            data=self._part("data") or {},
+            method_facts=self._part("method") or stored.derive_method(config, records, summary),
         )
 
+    def _part(self, name: str) -> Fields | None:
+        """A JSON file whose fields are checked; None if it does not exist."""
+        value = self.read(f"{name}.json")
+        return None if value is None else stored.check_part(name, value, self.path / f"{name}.json")
+
     def summary(self) -> Fields:
-        """Results of a finished run."""
-        summary = self.read("summary.json", ("scored",))
-        if summary is None:
-            raise InputError(f"{self.path} is damaged (done, but summary.json is missing): remove it and start again.")
-        return summary
+        """Results of a finished run, which has a record of each step."""
+        summary, arrivals = (
+            self._of_finished(*file) for file in (("summary.json", "scored"), ("arrivals.json", "sizes"))
+        )
+        steps, records = len(stored.check_sizes(arrivals, self.path / "arrivals.json")), len(self.records())
+        if records != steps:
+            raise InputError(
+                f"{self.path} is damaged (done, but records.jsonl has {records} of {steps} steps): {NEW_START}."
+            )
+        return stored.check_part("summary", summary, self.path / "summary.json")
+
+    def _of_finished(self, name: str, needed: str) -> Fields:
+        """A JSON file that a finished run must have."""
+        value = self.read(name, (needed,))
+        if value is None:
+            raise InputError(f"{self.path} is damaged (done, but {name} is missing): {NEW_START}.")
+        return value
 
     # --- lenient reading ------------------------------------------------------------------------------------------
 
@@ -186,8 +206,7 @@ class RunFolder:
         before = self.read("config.json")
         if before is None or not (self.resumable or self.done):
             return
-        before, now = complete(validate(RunConfig, before)).content(), config.content()
-        if differing := sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)):
+        if differing := differing_fields(before, config, complete):
             raise InputError(
                 f"{self.path} holds a run with another configuration (it differs in {', '.join(differing)}): "
                 "choose another --out, or remove that folder."
@@ -226,20 +245,29 @@ class RunFolder:
             raise InputError(f"The run in {self.path} was started with {started_with} thread(s): leave --threads out.")
         return started_with or asked
 
-    def keep_records(self, finished: int) -> None:
-        """Remove the record of a step that is not in the checkpoint: the step will be repeated."""
+    def keep_records(self, finished: int, repeated: int) -> None:
+        """Keep the records of finished steps, after a check of them and of their counts, and remove later ones.
+
+        Args:
+            finished: Number of steps that are in the checkpoint.
+            repeated: Largest number of later steps that will be repeated: a kill costs one record at most, and so does
+                a checkpoint that cannot be used.
+        """
         lines = self._record_lines()
         if len(lines) < finished:
             raise InputError(f"{self.path} is damaged (records are missing): remove it and start again.")
-        if len(lines) > finished + 1:  # A kill costs one record at most, so checkpoints were removed.
+        if len(lines) > finished + repeated:  # checkpoints were removed
             raise InputError(
                 f"{self.path} has records of {len(lines)} steps and checkpoints of {finished}: restore the newest "
                 "checkpoint, or remove the folder to start again."
             )
+        for step, _ in enumerate(self.records()[:finished], start=1):
+            self.counts(step)
         write_whole(self.path / "records.jsonl", b"".join(lines[:finished]))
 
     def append_record(self, record: Mapping[str, Any]) -> None:
-        with (self.path / "records.jsonl").open("ab") as file:
+        path = self.path / "records.jsonl"
+        with named_errors(path), path.open("ab") as file:
             file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -260,21 +288,54 @@ class RunFolder:
         return [line + b"\n" for line in _content(self.path / "records.jsonl").split(b"\n")[:-1]]
 
 
+class _StepCounts(Sequence[Confusion]):
+    """Counts of one classifier after each step. Every access reads a file, because all steps together may be large."""
+
+    def __init__(self, folder: RunFolder, sizes: tuple[int, ...], names: tuple[str, ...], name: str) -> None:
+        self.folder, self.names, self.name = folder, names, name
+        self.seen = tuple(itertools.accumulate(sizes))
+
+    def __len__(self) -> int:
+        return len(self.seen)
+
+    @overload
+    def __getitem__(self, place: int) -> Confusion: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Confusion]: ...
+    def __getitem__(self, place: int | slice) -> Confusion | list[Confusion]:
+        steps = range(len(self))[place]
+        return [self._read(k + 1) for k in steps] if isinstance(steps, range) else self._read(steps + 1)
+
+    def _read(self, step: int) -> Confusion:
+        counts, where = self.folder.counts(step), self.folder.path / "counts"
+        if set(counts) != set(self.names):
+            raise InputError(f"{where}: step {step} counts {sorted(counts)}, step 1 counts {sorted(self.names)}.")
+        found, seen = counts[self.name], self.seen[step - 1]
+        if found.classes != seen:
+            raise InputError(f"{where}: step {step} counts {found.classes} classes; {seen} classes were seen.")
+        return found
+
+
 def find_folders(place: Path) -> list[Path]:
     """Folders of runs at or below a place."""
     return [path.parent for path in sorted(place.rglob("config.json")) if RunFolder(path.parent).is_run]
 
 
 def _content(path: Path) -> bytes:
+    """Content of a file; empty if it is missing. Reading from what is no regular file, such as a pipe, may not end."""
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is not a regular file: {NEW_START}.")
     try:
         return path.read_bytes()
     except FileNotFoundError:
         return b""
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}): correct its permissions, or remove it.") from error
 
 
 def _parse(text: bytes) -> Fields | None:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

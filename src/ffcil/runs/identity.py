@@ -1,11 +1,15 @@
 """Identity of a run and of its images."""
 
 import hashlib
+import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ffcil.config.settings import RunConfig
 from ffcil.data.sources import SOURCES
+from ffcil.methods import complete
+from ffcil.runs.folder import differing_fields
 from ffcil.stream import Stream
 
 
@@ -29,3 +33,32 @@ def fingerprint(stream: Stream) -> dict[str, Any]:
         "image_size": list(stream.train.image_size),
         "sample": sample.hexdigest(),
     }
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What a checkpoint must agree with: configuration, schedule and images of its run."""
+
+    config: RunConfig
+    schedule: str
+    """Digest of the schedule."""
+    images: str
+    """Digest of the fingerprint of the images."""
+
+    @classmethod
+    def of(cls, config: RunConfig, schedule: dict[str, Any], images: dict[str, Any]) -> Self:
+        return cls(config, _digest(schedule), _digest(images))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"config": self.config.content(), "schedule": self.schedule, "images": self.images}
+
+    def differing(self, stored: dict[str, Any] | None) -> list[str]:
+        """Names of what differs from a stored identity; nothing for a checkpoint of an earlier version, without one."""
+        if stored is None:
+            return []
+        others = [name for name in ("schedule", "images") if stored[name] != getattr(self, name)]
+        return [*differing_fields(stored["config"], self.config, complete), *others]
+
+
+def _digest(value: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -6,9 +6,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning_fabric.loggers.logger import Logger
-from lightning_fabric.loggers.tensorboard import TensorBoardLogger
-
 from ffcil.config.settings import RunConfig
 from ffcil.errors import InputError, unknown
 from ffcil.training.progress import FitProgress, Listener
@@ -30,8 +27,9 @@ def check_logs(names: Iterable[str]) -> None:
             raise InputError(f"--log {name} needs the package {name}: pip install 'ffcil[{name}]'.")
 
 
-class WandbLogger(Logger):
-    """Weights & Biases as a Fabric logger (Fabric has none). A resumed run keeps its id."""
+class WandbLogger:
+    """Weights & Biases, with the methods of a Fabric logger that are used (Fabric has none). A resumed run keeps its
+    id."""
 
     def __init__(self, folder: Path, config: RunConfig) -> None:
         import wandb
@@ -45,19 +43,8 @@ class WandbLogger(Logger):
             config=config.model_dump(mode="json"),
         )
 
-    @property
-    def name(self) -> str:
-        return str(self.run.name)
-
-    @property
-    def version(self) -> str:
-        return str(self.run.id)
-
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         self.run.log(dict(metrics), step=step)
-
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        self.run.config.update(params)
 
     def finalize(self, status: str) -> None:
         self.run.finish()
@@ -75,7 +62,9 @@ class RunLogger(Listener):
         self.step = self.epochs = 0
 
     def started(self, folder: str, steps: int, finished: int, epoch: int) -> None:
-        self.logger: Logger
+        from lightning_fabric.loggers.tensorboard import TensorBoardLogger
+
+        self.logger: TensorBoardLogger | WandbLogger
         if self.name == "wandb":
             self.logger = WandbLogger(Path(folder), self.config)
         else:

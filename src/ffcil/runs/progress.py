@@ -3,12 +3,14 @@
 import json
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 
+from ffcil.errors import printable
 from ffcil.training.progress import FitProgress, Listener
 
 
@@ -17,6 +19,10 @@ class CompositeListener(Listener):
 
     def __init__(self, *listeners: Listener) -> None:
         self.listeners = listeners
+
+    def warned(self, sentence: str) -> None:
+        for listener in self.listeners:
+            listener.warned(sentence)
 
     def started(self, folder: str, steps: int, finished: int, epoch: int) -> None:
         for listener in self.listeners:
@@ -39,8 +45,9 @@ class CompositeListener(Listener):
             listener.step_done(record)
 
     def finished(self) -> None:
-        for listener in self.listeners:
-            listener.finished()
+        with ExitStack() as stack:  # All of them, also if one fails.
+            for listener in reversed(self.listeners):
+                stack.callback(listener.finished)
 
 
 class ProgressFile(Listener):
@@ -116,6 +123,9 @@ class ConsoleProgress(Listener):
         self.note = ""
         self.last_line = self.last_note = time.monotonic()
 
+    def warned(self, sentence: str) -> None:
+        self._print(f"ffcil: {sentence}")
+
     def started(self, folder: str, steps: int, finished: int, epoch: int) -> None:
         self.steps = steps
         resumed = f", resumed after step {finished}" + (f" and {epoch} epoch(s)" if epoch else "")
@@ -162,4 +172,4 @@ class ConsoleProgress(Listener):
 
     def _print(self, text: str) -> None:
         self.last_line = time.monotonic()
-        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+        self.console.print(printable(text), highlight=False, soft_wrap=True, markup=False)

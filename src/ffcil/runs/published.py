@@ -15,9 +15,11 @@ from ffcil.errors import InputError
 from ffcil.metrics import Confusion, CountTable
 from ffcil.runs.atomic import write_whole
 from ffcil.runs.folder import RunFolder
-from ffcil.runs.stored import Fields, StoredRun, check_config, check_fields, check_record, check_sizes
+from ffcil.runs.stored import Fields, StoredRun, check_config, check_fields, check_part, check_record, check_sizes
 
 SUFFIX = ".run.json"
+_CHECKED = ("summary", "environment", "method")
+_DATA_FILE = re.compile(r"data-[0-9a-f]+\.json")
 _PARTS = ("config", "arrivals", "data", "method", "environment", "summary", "records", "counts")
 _FOLDERS = re.compile(r"""(?<![^\s"'=,\[(])(?:~[^\s"'/]*)?/(?:[^\s"'/]+/)*""")
 """The folders of an absolute path inside a text."""
@@ -75,8 +77,11 @@ def write_document(path: Path, document: Fields, data: Fields) -> None:
 def load_published(path: Path) -> StoredRun:
     """Read a published run."""
     document = _read(path, _PARTS)
-    config, arrivals = document["config"], check_fields(document["arrivals"], path, ("sizes", "kind"))
-    sizes, summary = check_sizes(arrivals, path), check_fields(document["summary"], path, ("scored",))
+    config, arrivals = check_config(document["config"], path), check_fields(document["arrivals"], path)
+    sizes = check_sizes(arrivals, path)
+    summary, environment, method = (check_part(name, document[name], path) for name in _CHECKED)
+    if not isinstance(document["records"], list):
+        raise InputError(f"{path} is damaged (it has no list of records): publish the run again.")
     records = [
         check_record(record, k, f"Record {k} of {path}") for k, record in enumerate(document["records"], start=1)
     ]
@@ -84,16 +89,24 @@ def load_published(path: Path) -> StoredRun:
         raise InputError(f"{path} is damaged ({len(records)} records of {len(sizes)} steps): publish the run again.")
     return StoredRun(
         folder=path.with_name(path.name.removesuffix(SUFFIX)),
-        config=check_config(config, path),
+        config=config,
         arrivals=arrivals,
         records=records,
         summary=summary,
-        environment=document["environment"],
+        environment=environment,
         tables=_unpack(document["counts"], sizes, path),
         finished=True,
-        data=_read(path.with_name(document["data"])) if document["data"] else {},
-        method_facts=document["method"],
+        data=_read_data(path, document["data"]) if document["data"] else {},
+        method_facts=method,
     )
+
+
+def _read_data(path: Path, name: Any) -> Fields:
+    """The fingerprint of the images of a published run, from the file beside it."""
+    if not isinstance(name, str) or not _DATA_FILE.fullmatch(name):
+        raise InputError(f"{path} is damaged (it has no name of a file of images): publish the run again.")
+    beside = path.with_name(name)
+    return check_part("data", _read(beside), beside)
 
 
 def find_published(place: Path) -> list[Path]:
@@ -103,11 +116,12 @@ def find_published(place: Path) -> list[Path]:
 
 def _read(path: Path, needed: tuple[str, ...] = ()) -> Fields:
     try:
-        return check_fields(json.loads(path.read_bytes()), path, needed)
+        value = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise InputError(f"{path} is missing: restore it, or publish the run again.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is damaged (it is not JSON: {error}): publish the run again.") from None
+    return check_fields(value, path, needed)
 
 
 def _line(value: Any) -> bytes:
@@ -157,5 +171,5 @@ def _unpack(text: Any, sizes: tuple[int, ...], where: Path) -> dict[str, CountTa
             name: CountTable(sizes, tuple(Confusion(n, *step) for n, step in zip(seen, steps, strict=True)))
             for name, steps in cells.items()
         }
-    except (ValueError, TypeError, zlib.error, InputError):
+    except (ValueError, TypeError, AttributeError, RecursionError, MemoryError, OverflowError, zlib.error):
         raise InputError(f"{where} is damaged (its counts cannot be read): publish the run again.") from None

@@ -21,11 +21,11 @@ from ffcil.methods.learner import Learner
 from ffcil.methods.parts.exemplars import exemplars_per_class
 from ffcil.models.pretrained import normalisation_of_weights
 from ffcil.runs.atomic import remove_drafts
-from ffcil.runs.checkpoint import load_state, save_checkpoint
 from ffcil.runs.counts import Counts
 from ffcil.runs.environment import Session, describe_environment, describe_method
-from ffcil.runs.folder import RunFolder, checkpoints, locked
-from ffcil.runs.identity import fingerprint, identity
+from ffcil.runs.folder import RunFolder, locked
+from ffcil.runs.identity import RunIdentity, fingerprint, identity
+from ffcil.runs.own_checkpoints import REMEDY, OwnCheckpoints, ResumePoint
 from ffcil.runs.step import learn_step
 from ffcil.runs.stopping import Stop
 from ffcil.stream import Increment, Stream
@@ -103,10 +103,12 @@ class Run:
     def _claim(self, stream: Stream, learner: Learner) -> None:
         """Write what is known before the first step."""
         self.files.check_config(self.config, complete)
+        arrivals, data = stream.arrivals.to_json(), fingerprint(stream)
+        self._checkpoints = OwnCheckpoints(self.folder / "checkpoints", RunIdentity.of(self.config, arrivals, data))
         self.files.claim(
             self.config,
-            arrivals=stream.arrivals.to_json(),
-            data=fingerprint(stream),
+            arrivals=arrivals,
+            data=data,
             method=describe_method(learner),
             environment=self._environment(learner),
         )
@@ -132,8 +134,10 @@ class Run:
         return stream.to(engine.device), learner
 
     def _run(self, stream: Stream, learner: Learner) -> None:
-        finished, progress = self._resume(stream, learner)
-        self.files.keep_records(finished)
+        start = self._checkpoints.newest(self.listener.warned)
+        finished, progress = start.finished, start.progress
+        self.files.keep_records(finished, repeated=1 + start.skipped)
+        self._restore(stream, learner, start)
         self.listener.started(str(self.folder), len(stream), finished, progress.epoch if progress else 0)
         try:
             with Stop() as stop:
@@ -142,31 +146,28 @@ class Run:
                     self._step(learner, stream[position], progress, stop)
                     progress = None
                 self._conclude(stream, learner)
+                self._checkpoints.conclude()
                 stop.raise_if_requested()  # this run is done, but nothing after it may start
         finally:
             self.listener.finished()
             self._session.save()
 
-    def _resume(self, stream: Stream, learner: Learner) -> tuple[int, FitProgress | None]:
-        """Load the newest checkpoint. Returns the number of finished steps and the progress within the next one."""
-        found = checkpoints(self.folder / "checkpoints")
-        if not found:
-            return 0, None
-        state = load_state(found[-1])
-        finished: int = state["finished"]
-        progress = FitProgress(**state["progress"]) if state["progress"] else None
-        for position in range(finished + (progress is not None)):
+    def _restore(self, stream: Stream, learner: Learner, start: ResumePoint) -> None:
+        """Bring the learner to the point at which the run continues."""
+        if start.learner is None:
+            return
+        for position in range(start.finished + (start.progress is not None)):
             learner.begin(stream[position])
-        learner.restore(state["learner"])
-        return finished, progress
-
-    def _save(self, learner: Learner, finished: int, progress: FitProgress | None) -> None:
-        state = {"finished": finished, "progress": vars(progress) if progress else None, "learner": learner.state()}
-        save_checkpoint(self.folder / "checkpoints", finished + 1, progress.epoch if progress else 0, state)
+        try:
+            learner.restore(start.learner)
+        except (RuntimeError, KeyError, TypeError) as error:
+            if start.identified or isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise InputError(f"The newest checkpoint in {self.folder} does not fit this run: {REMEDY}.") from error
 
     def _step(self, learner: Learner, increment: Increment, progress: FitProgress | None, stop: Stop) -> None:
         def save(now: FitProgress) -> None:
-            self._save(learner, increment.step - 1, now)
+            self._checkpoints.save(learner.state(), increment.step - 1, now)
 
         notes = learn_step(learner, increment, self.listener, stop, save, self.config.checkpoint_seconds, progress)
         start = time.perf_counter()
@@ -176,7 +177,7 @@ class Run:
         record = make_record(increment, counts, notes)
         self.files.write_counts(increment.step, counts)
         self.files.append_record(record)
-        self._save(learner, increment.step, None)
+        self._checkpoints.save(learner.state(), increment.step, None)
         self._session.save()
         self.listener.step_done(record)
 
@@ -205,7 +206,7 @@ class Run:
 
 @contextmanager
 def exhaustion_explained(folder: Path) -> Iterator[None]:
-    """Turn a full GPU or a full disk into a sentence with the remedy."""
+    """Turn a full GPU, a full disk or a limit on the size of files into a sentence with the remedy."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -217,6 +218,11 @@ def exhaustion_explained(folder: Path) -> Iterator[None]:
             place = error.filename or folder
             raise InputError(
                 f"The disk is full ({place}): free some space, then the same command continues."
+            ) from error
+        if error.errno == errno.EFBIG:
+            raise InputError(
+                f"{error.filename or folder} is larger than the system allows: raise the limit with `ulimit -f`, then "
+                "the same command continues."
             ) from error
         raise
 

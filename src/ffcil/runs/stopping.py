@@ -2,14 +2,31 @@
 
 import os
 import signal
+import stat
 import threading
 from contextlib import suppress
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 SECONDS = 5.0
 """Time that an epoch has to end after a request to stop."""
 _MESSAGE = b"ffcil: stopping at the end of the epoch; a second signal stops immediately\n"
+
+
+def hang_up(number: int, frame: FrameType | None) -> NoReturn:
+    """Handle SIGHUP: interrupt, without a terminal."""
+    leave_terminal()
+    raise KeyboardInterrupt
+
+
+def leave_terminal() -> None:
+    """Discard further output to the terminal, which is closed, so that each write would be an error."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        with suppress(OSError):  # the program may have closed it
+            if stat.S_ISCHR(os.fstat(stream).st_mode):
+                os.dup2(nowhere, stream)
+    os.close(nowhere)
 
 
 class Stop:
@@ -28,7 +45,7 @@ class Stop:
         in_main = threading.current_thread() is threading.main_thread()
         if in_main and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(number) is signal.default_int_handler:
+                if signal.getsignal(number) in (signal.default_int_handler, hang_up):
                     self._before[number] = signal.signal(number, self._request)
             self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, signal.default_int_handler)
         return self
@@ -42,6 +59,8 @@ class Stop:
             signal.signal(number, handler)
 
     def _request(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            leave_terminal()
         if self._requested:
             raise KeyboardInterrupt
         self._requested = True

@@ -5,13 +5,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from ffcil.config.earlier import renewed
 from ffcil.errors import InputError
 from ffcil.metrics import CountTable
-from ffcil.runs.counts import Counts
+from ffcil.runs.fields import (
+    MOST_CLASSES,
+    ArrivalsFields,
+    ConfigFields,
+    DataFields,
+    EnvironmentFields,
+    MethodFields,
+    RecordFields,
+    SummaryFields,
+    check_types,
+)
 
 Fields = dict[str, Any]
+REMEDY = "remove it and start the run again"
 CONFIG_FIELDS = ("dataset", "method", "framework", "class_seed", "arrival_seed", "train_seed")
+PARTS: dict[str, type[BaseModel]] = {
+    "summary": SummaryFields,
+    "environment": EnvironmentFields,
+    "method": MethodFields,
+    "data": DataFields,
+}
+"""Fields of the parts of a run that are read without further checks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +54,10 @@ class StoredRun:
     """Fingerprint of the images; empty if it was not stored."""
     method_facts: Fields
     """`own_alignment` and `framework` (reduction, alignment, ha, flow) of the method, and more in new runs."""
+
+    def __post_init__(self) -> None:
+        if self.summary is not None and self.summary["scored"] not in self.tables:
+            raise InputError(f"{self.folder} is damaged (its scored classifier has no counts): {REMEDY}.")
 
 
 def derive_method(config: Fields, records: Sequence[Fields], summary: Fields | None) -> Fields:
@@ -62,47 +86,44 @@ def derive_method(config: Fields, records: Sequence[Fields], summary: Fields | N
 
 def _recorded_alignment(records: Sequence[Fields]) -> str:
     done = records[-1].get("alignment") if records else None
-    return "none" if done is None else "wa" if done["eta"] == 1 else "diwa"
+    return "none" if not isinstance(done, dict) else "wa" if done.get("eta") == 1 else "diwa"
 
 
 def check_fields(value: Any, where: object, needed: Sequence[str] = ()) -> Fields:
     """Check that a value is a JSON object with the fields that a reader needs."""
-    remedy = "remove it and start the run again"
     if not isinstance(value, dict):
-        raise InputError(f"{where} is damaged (it is not a JSON object): {remedy}.")
+        raise InputError(f"{where} is damaged (it is not a JSON object): {REMEDY}.")
     for name in needed:
         if name not in value:
-            raise InputError(f"{where} is damaged (it has no field {name!r}): {remedy}.")
+            raise InputError(f"{where} is damaged (it has no field {name!r}): {REMEDY}.")
     return value
 
 
 def check_config(value: Any, where: object) -> Fields:
     """Check that a value is the configuration of a run. Fields of earlier versions are renewed."""
-    return check_fields(renewed(check_fields(value, where)), where, CONFIG_FIELDS)
+    fields = check_fields(value, where)
+    try:
+        config = renewed(fields)
+    except InputError as error:
+        raise InputError(f"{where} is damaged ({error}): {REMEDY}.") from None
+    return check_types(ConfigFields, check_fields(config, where, CONFIG_FIELDS), where, REMEDY)
+
+
+def check_part(name: str, value: Any, where: object) -> Fields:
+    """Check one of `PARTS`."""
+    return check_types(PARTS[name], check_fields(value, where), where, REMEDY)
 
 
 def check_sizes(arrivals: Mapping[str, Any], where: object) -> tuple[int, ...]:
-    """The sizes of a schedule."""
-    sizes = arrivals["sizes"]
-    if not isinstance(sizes, list) or not all(isinstance(size, int) for size in sizes):
-        raise InputError(f"{where} is damaged (it has no list of sizes): remove it and start the run again.")
-    return tuple(sizes)
+    """Check a schedule and return its sizes."""
+    sizes = tuple(check_types(ArrivalsFields, arrivals, where, REMEDY)["sizes"])
+    if sum(sizes) > MOST_CLASSES:
+        raise InputError(f"{where} is damaged (it has more than {MOST_CLASSES:,} classes): {REMEDY}.")
+    return sizes
 
 
 def check_record(record: Any, step: int, where: object) -> Fields:
     """Check that a value is the record of a step."""
     if not isinstance(record, dict) or record.get("step") != step or not record.get("accuracy"):
         raise InputError(f"{where} is not the record of step {step}: remove the run and start it again.")
-    return record
-
-
-def count_tables(sizes: Sequence[int], steps: Sequence[Counts], where: object) -> dict[str, CountTable]:
-    """One table per classifier, from the counts of all finished steps."""
-    names = list(steps[0]) if steps else []
-    for t, step in enumerate(steps, start=1):
-        if set(step) != set(names):
-            raise InputError(f"{where}: step {t} counts {sorted(step)}, step 1 counts {sorted(names)}.")
-    try:
-        return {name: CountTable(tuple(sizes), tuple(step[name] for step in steps)) for name in names}
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from None
+    return check_types(RecordFields, record, where, REMEDY)

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ffcil.data.sources import load_dataset
-from ffcil.errors import InputError, unknown
+from ffcil.errors import InputError, printable, unknown
 from ffcil.methods import find_method
 from ffcil.report import Contents, compare, load_run, terminal_table, write_page, write_report
 from ffcil.report.read.records import read_runs
@@ -45,17 +45,19 @@ def make_executor(
     return LocalExecutor(device, jobs, per_gpu, runs)
 
 
-def run_study(plan: Plan, executor: Executor) -> bool:
-    """Execute the queued jobs, print the table and write the report. Return whether every run is complete."""
+def run_study(plan: Plan, executor: Executor, patience: float | None = None) -> bool:
+    """Execute the queued jobs, print the table and write the report. Return whether every run is complete.
+
+    A run that makes no progress for `patience` seconds is ended and resumed."""
     start, console = time.perf_counter(), Console()
     console.out(f"{plan.study.title}\n{plan.outline(executor)}", highlight=False)
-    failed = execute_jobs(plan, executor, console)
+    failed = execute_jobs(plan, executor, console, patience)
     done = len(plan.jobs) - len(plan.queued)
     damaged = _write_report(plan.out, plan.study.title, console) if done else []
     lines = [f"{done} of {len(plan.jobs)} runs done in {plan.out}/runs  ({in_words(time.perf_counter() - start)})"]
     lines += [f"failed: {job.label}: {reason} ({job.folder / LOG})" for job, reason in failed.items()]
     lines += [f"left out of the table: {reason}" for reason in damaged]
-    console.out("\n".join(lines), highlight=False)
+    console.out(printable("\n".join(lines)), highlight=False)
     return not failed and not damaged
 
 
@@ -81,13 +83,13 @@ def run_demo(method: str, seeds: int, out: Path, assignments: Sequence[str], job
     console.out(f"Open {page.resolve().as_uri()}  ({time.perf_counter() - start:.0f} s)", highlight=False)
 
 
-def execute_jobs(plan: Plan, executor: Executor, console: Console) -> dict[Job, str]:
+def execute_jobs(plan: Plan, executor: Executor, console: Console, patience: float | None = None) -> dict[Job, str]:
     """Execute the queued jobs and show their progress. Return the reasons of those that failed."""
     if isinstance(executor, LocalExecutor):
         _prepare_data(plan.queued)
     write_study(plan.study, plan.out)
     with StudyProgress(console, plan.jobs) as progress:
-        return run_jobs(plan.jobs, executor, progress)
+        return run_jobs(plan.jobs, executor, progress, patience=patience)
 
 
 def _prepare_data(jobs: Iterable[Job]) -> None:

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Self
 
 import torch
-from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
 
+from ffcil.errors import printable
 from ffcil.runs.state import read_state
 from ffcil.studies.estimate import RuntimeHistory, in_words
 from ffcil.studies.executors.job import Job
@@ -54,26 +52,23 @@ def print_plan(plan: Plan, executor: Executor) -> None:
     """Print the runs, their state, and the time that they may take according to earlier runs."""
     device = plan.jobs[0].device or ("cuda" if torch.cuda.is_available() else "cpu")
     history = RuntimeHistory([plan.out, Path("runs"), Path("studies")], on_gpu=device != "cpu")
-    console = Console()
-    if not console.is_terminal:
-        console.width = 10_000  # A file has room for every column.
-    console.print(_table(plan, history))
-    lines = [plan.outline(executor), *_time_needed(plan, history, executor)]
+    lines = [*_table(plan, history), plan.outline(executor), *_time_needed(plan, history, executor)]
+    lines += [f"imports the Python code of {file}" for file in plan.study.imports]
     lines += [f"missing: {problem}" for problem in missing_data(plan.jobs)]
-    console.out("\n".join(lines), highlight=False)
+    print(printable("\n".join(lines)))
 
 
-def _table(plan: Plan, history: RuntimeHistory) -> Table:
-    folder = Column("folder", overflow="fold")
-    title, caption = Text(plan.study.title), Text(plan.study.about)
-    table = Table("run", folder, "state", "time", title=title, caption=caption, box=None)
+def _table(plan: Plan, history: RuntimeHistory) -> list[str]:
+    """Lines of a table. A study may have thousands of runs, for which rich would take seconds."""
+    rows = [("run", "folder", "state", "time")]
     for job in plan.jobs:
         state, seconds = read_state(job.folder), history.estimate(job.config)
         progress = f"{len(state.records)} of {len(state.sizes)} steps" if state.sizes else "queued"
         time = in_words(seconds) if seconds else "?"
-        row = ("done", "") if state.done else (progress, time)
-        table.add_row(Text(job.label), job.folder.name, *row)
-    return table
+        rows.append((job.label, job.folder.name, *(("done", "") if state.done else (progress, time))))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return [plan.study.title, *lines, *filter(None, [plan.study.about])]
 
 
 def _time_needed(plan: Plan, history: RuntimeHistory, executor: Executor) -> list[str]:

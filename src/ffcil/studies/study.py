@@ -15,12 +15,12 @@ from pydantic import Field
 
 from ffcil.config.base import Settings, validate
 from ffcil.config.earlier import renewed
+from ffcil.config.reading import read_yaml
 from ffcil.config.resolve import (
     RECIPE_FILES,
     check_names,
     merge_overrides,
     parse_assignments,
-    read_yaml,
     recipe_names,
     resolve,
 )

@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ffcil.errors import printable
 from ffcil.runs.folder import is_busy
 from ffcil.runs.progress import format_accuracies
 from ffcil.runs.state import RunState, read_state
@@ -21,15 +22,21 @@ from ffcil.studies.executors.job import Job
 class StudyProgress(ExitStack):
     """Progress of a study's jobs. It is a context manager that lasts from before the first job to after the last."""
 
-    interval = 0.5
+    interval = 1.0
     """Seconds between two updates."""
+    rest_interval = 10.0
+    """Seconds between two readings of jobs that do not run here. A study may have thousands of them."""
 
     def __init__(self, console: Console, jobs: Sequence[Job]) -> None:
         super().__init__()
         self.console, self.jobs = console, jobs
-        self.states = {job: read_state(job.folder) for job in jobs}
+        self.states: dict[Job, RunState] = {}
+        self.times: dict[Job, tuple[float | None, float]] = {}
+        """Estimated seconds of the whole job, and seconds so far."""
+        for job in jobs:
+            self._read(job)
         self.running: set[Job] = set()
-        self.updated = 0.0
+        self.updated = self.updated_rest = 0.0
         self.live = Live(console=console, auto_refresh=False) if console.is_terminal else None
 
     def __enter__(self) -> Self:
@@ -39,22 +46,29 @@ class StudyProgress(ExitStack):
 
     def message(self, text: str) -> None:
         """Print a line."""
-        self.console.out(text, highlight=False)
+        self.console.out(printable(text), highlight=False)
 
     def update(self, running: Collection[Job]) -> None:
-        """Read the state of all jobs and show it, unless that was done a moment ago and jobs are running."""
+        """Read the state of running jobs, and of all now and then, and show it, unless that was done a moment ago."""
         if running and time.monotonic() - self.updated < self.interval:
             return
         self.updated = time.monotonic()
+        due = {*self.running, *running}
+        if not running or self.updated - self.updated_rest >= self.rest_interval:
+            self.updated_rest, due = self.updated, set(self.jobs)
         self.running = set(running)
         for job in self.jobs:
             before = self.states[job]
-            if not before.done:
-                self.states[job] = now = read_state(job.folder)
+            if job in due and not before.done:
+                self._read(job)
                 if not self.live:
-                    self._print_new_steps(job.label, before, now)
+                    self._print_new_steps(job.label, before, self.states[job])
         if self.live:
             self.live.update(self._table(), refresh=True)
+
+    def _read(self, job: Job) -> None:
+        self.states[job] = state = read_state(job.folder)
+        self.times[job] = (state.total_seconds, state.seconds)
 
     def _print_new_steps(self, label: str, before: RunState, now: RunState) -> None:
         for record in now.records[len(before.records) :]:
@@ -81,7 +95,7 @@ class StudyProgress(ExitStack):
         done = [job for job in self.jobs if self.states[job].done]
         queued = [job for job in self.jobs if job not in self.running and not self.states[job].done]
         ranked = [*running, *queued[: max(0, rows - len(running)) // 2], *reversed(done), *queued]
-        chosen = list(dict.fromkeys(ranked))[:rows]
+        chosen = set(list(dict.fromkeys(ranked))[:rows])
         return [job for job in self.jobs if job in chosen]
 
     def _row(self, job: Job) -> tuple[str | Text | ProgressBar, ...]:
@@ -89,7 +103,7 @@ class StudyProgress(ExitStack):
         record = state.records[-1] if state.records else None
         speed = state.now["images_per_second"] if state.now else record["images_per_second"] if record else None
         return (
-            Text(job.label),
+            Text(printable(job.label)),
             ProgressBar(total=1.0, completed=state.share, width=20),
             f"{len(state.records)}/{len(state.sizes)}" if state.sizes else "",
             format_accuracies(record) if record else "",
@@ -110,11 +124,11 @@ class StudyProgress(ExitStack):
 
     def _time_left(self) -> str:
         """Time left of the whole study; jobs that have not started count as the mean of the others."""
-        totals = [state.total_seconds for state in self.states.values()]
-        known = [total for total in totals if total]
+        known = [total for total, _ in self.times.values() if total]
         if not known or all(state.done for state in self.states.values()):
             return ""
         mean = sum(known) / len(known)
-        left = sum((s.total_seconds or mean) - s.seconds for s in self.states.values() if not s.done)
+        unfinished = (self.times[job] for job, state in self.states.items() if not state.done)
+        left = sum((total or mean) - so_far for total, so_far in unfinished)
         started = sum(bool(self.states[job].sizes) for job in self.running)
         return f", about {in_words(left / max(1, started))} left"

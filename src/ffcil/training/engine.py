@@ -5,16 +5,17 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from torch import nn
 
 from ffcil.config.settings import TrainSettings
 from ffcil.errors import InputError
 from ffcil.training.arithmetic import check_products
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 Value = TypeVar("Value")
 
@@ -29,7 +30,7 @@ logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # otherwise it 
 class Engine:
     """Device, precision, CUDA graphs and compilation of a training."""
 
-    fabric: Fabric
+    fabric: "Fabric"
     precision: str
     graph: bool
     compile: bool
@@ -37,6 +38,9 @@ class Engine:
     @classmethod
     def create(cls, device: str, settings: TrainSettings) -> Self:
         """Create an engine for cpu or cuda[:n]. On a CPU, results are bit-equal for a given number of threads."""
+        from lightning_fabric import Fabric  # A third of the time that commands without a training would take.
+        from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+
         if not (match := re.fullmatch(r"(cpu)|(cuda)(?::(\d+))?", device)):
             raise InputError(f"Unknown device {device!r}: choose cpu or cuda.")
         on_gpu, number = match[2] is not None, int(match[3] or 0)

@@ -56,5 +56,6 @@ class FeatureCache:
 def _groups(increment: Increment, boundaries: Sequence[int]) -> list[Tensor]:
     """Return the test rows of the classes of each step."""
     labels = increment.test.labels[increment.test_rows]
-    first = [0, *boundaries[:-1]]
-    return [increment.test_rows[(labels >= a) & (labels < b)] for a, b in zip(first, boundaries, strict=True)]
+    step = torch.bucketize(labels, torch.tensor(boundaries, device=labels.device), right=True)
+    sizes = torch.bincount(step, minlength=len(boundaries)).tolist()
+    return list(increment.test_rows[step.argsort(stable=True)].split(sizes))

@@ -6,10 +6,29 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ffcil.metrics import CountTable, class_accuracy, curve
+from ffcil.metrics import CountTable, curve, last_class_accuracy
 from ffcil.report.read.records import RunRecord, Seeds, setting_rank, settings_of
 
 Floats = NDArray[np.float64]
+MOST_POINTS = 500
+"""Largest number of points of a line, and of dots of one colour; more cannot be told apart."""
+MOST_CELLS = 100
+"""Largest number of rows and columns of a heat map, and of bars of a schedule."""
+
+
+def thinned(number: int, most: int = MOST_POINTS) -> list[int]:
+    """Positions of at most `most` of `number` values, evenly spaced, with the first and the last."""
+    return sorted(set(np.linspace(0, number - 1, min(number, most)).round().astype(int).tolist()))
+
+
+def bins(steps: int, most: int = MOST_CELLS) -> list[tuple[int, int]]:
+    """First and last number of consecutive steps that are drawn as one, from 1; each alone if there are few steps."""
+    return [(int(part[0]) + 1, int(part[-1]) + 1) for part in np.array_split(np.arange(steps), min(steps, most))]
+
+
+def bins_text(steps: int) -> str:
+    """Number of steps that are drawn as one: `30 steps`."""
+    return f"{round(steps / MOST_CELLS)} steps" if steps > 1.5 * MOST_CELLS else "1 or 2 steps"
 
 
 def mean_curve(tables: Sequence[CountTable]) -> tuple[Floats, Floats]:
@@ -21,6 +40,7 @@ def mean_curve(tables: Sequence[CountTable]) -> tuple[Floats, Floats]:
     grid = np.array(sorted({n for table in tables for n in table.seen}), dtype=np.float64)
     first, last = max(table.seen[0] for table in tables), min(table.seen[-1] for table in tables)
     grid = grid[(grid >= first) & (grid <= last)]
+    grid = grid[thinned(len(grid))]
     lines = []
     for table in tables:
         accuracy = np.array(curve(table))
@@ -89,7 +109,7 @@ def class_points(runs: Sequence[RunRecord], classifier: str, paired: bool = Fals
     Runs without an Equ.T run of the same seeds are then left out, and Equ.T itself.
     """
     runs = [run for run in runs if classifier in run.tables]
-    last = {run: class_accuracy(run.tables[classifier])[-1] for run in runs}
+    last = {run: last_class_accuracy(run.tables[classifier]) for run in runs}
     equal = {run.seeds: last[run] for run in runs if run.setting == "Equ.T"}
     points: dict[str, list[ClassPoint]] = {setting: [] for setting in settings_of(runs)}
     for run in runs:

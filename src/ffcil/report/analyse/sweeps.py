@@ -41,12 +41,17 @@ def sweeps(rows: Sequence[Row], field: str) -> list[Sweep]:
     similar: dict[tuple[str, ...], list[tuple[Any, Row]]] = {}
     for row in rows:
         group = row.group
-        if row.scored and name in group.condition:
+        if row.scored and _is_value(field, group.condition.get(name)):
             rest = {key: value for key, value in group.condition.items() if key != name}
             method = f"{group.title} ({condition_label(rest)})" if rest else group.title
             key = (f"{method}, {group.data_label}", row.classifier, repr(rest))
             similar.setdefault(key, []).append((group.condition[name], row))
     return [Sweep(field, key[0], tuple(sorted(found, key=_rank))) for key, found in similar.items() if len(found) > 1]
+
+
+def _is_value(field: str, value: Any) -> bool:
+    """Whether a value can stand on the axis of a field: that of alpha is logarithmic."""
+    return isinstance(value, int | float) and value > 0 if field == "alpha" else isinstance(value, str)
 
 
 def _rank(point: tuple[Any, Row]) -> tuple[int, Any]:

@@ -156,6 +156,8 @@ def read_runs(folder: Path | str) -> tuple[list[RunRecord], list[str]]:
             runs.append(load_run(place))
         except InputError as error:
             damaged.append(str(error))
+        except OSError as error:
+            damaged.append(f"{place} cannot be read ({error.strerror}): correct its permissions, or remove it.")
     if not runs:
         raise InputError(damaged[0] if damaged else f"No runs in {folder}: give a folder at or above those of runs.")
     runs.sort(key=lambda r: (r.dataset, r.method, setting_rank(r.setting), r.seeds, str(r.folder)))

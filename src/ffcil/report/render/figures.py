@@ -11,7 +11,7 @@ import numpy as np
 
 from ffcil.arrivals import Arrivals
 from ffcil.errors import InputError
-from ffcil.metrics import curve, step_accuracy
+from ffcil.metrics import step_accuracy
 from ffcil.report.analyse import curves
 from ffcil.report.analyse.groups import Group, count, group_runs
 from ffcil.report.analyse.overhead import TIMES, Cost
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 FORMATS = (".svg", ".png", ".pdf")
 
 
+def plain(text: str) -> str:
+    """A text of a run, in which matplotlib finds no formulas."""
+    return text.replace("$", r"\$")
+
+
 def plot_arrivals(arrivals: Arrivals, path: Path | str) -> Path:
     """Draw a schedule: new classes of every step as bars, classes seen so far as a line."""
     figure = _new_figure([path], (6.4, 3.8))
@@ -37,7 +42,7 @@ def plot_arrivals(arrivals: Arrivals, path: Path | str) -> Path:
     total, bars = figure.subplots(2, 1, sharex=True, height_ratios=[2, 3])
     steps = np.arange(1, len(arrivals.sizes) + 1)
     total.plot(steps, np.cumsum(arrivals.sizes), color="0.35", marker="o", markersize=3, linewidth=1.2)
-    total.set(ylabel="Classes seen", title=_arrivals_title(arrivals))
+    total.set(ylabel="Classes seen", title=plain(_arrivals_title(arrivals)))
     total.set_ylim(0, 1.1 * sum(arrivals.sizes))
     bars.bar(steps, arrivals.sizes, color=colour("Equ.T" if arrivals.kind == "equal" else "FF.org"), width=0.75)
     if len(steps) <= 30:
@@ -81,14 +86,17 @@ def _draw_curves(axes: Axes, group: Group) -> None:
     for setting in settings_of(runs):
         tables = [run.tables[scored] for run in runs if run.setting == setting]
         for table in tables if len(tables) > 1 else []:
-            axes.plot(table.seen, curve(table), color=colour(setting), linewidth=0.8, alpha=0.4)
-        label = f"{setting}, {count(len(tables), 'run')}"
+            shown = curves.thinned(len(table.sizes))
+            seen = [table.seen[k] for k in shown]
+            axes.plot(seen, table.curve[shown], color=colour(setting), linewidth=0.8, alpha=0.4)
+        label = plain(f"{setting}, {count(len(tables), 'run')}")
         # Markers show steps; a mean over different schedules has no steps.
-        marker = "o" if len({table.seen for table in tables}) == 1 else None
+        few = max(len(table.sizes) for table in tables) <= curves.MOST_CELLS
+        marker = "o" if few and len({table.seen for table in tables}) == 1 else None
         axes.plot(
             *curves.mean_curve(tables), color=colour(setting), linewidth=2, marker=marker, markersize=3, label=label
         )
-    axes.set_title(f"{group.method_label(scored)}\n{group.data_label}", fontsize=10)
+    axes.set_title(plain(f"{group.method_label(scored)}\n{group.data_label}"), fontsize=10)
     axes.set_ylabel("Accuracy on all classes seen (%)")
     axes.set_ylim(*curves.accuracy_range(runs))
     axes.grid(axis="y", linewidth=0.5, alpha=0.4)
@@ -96,13 +104,16 @@ def _draw_curves(axes: Axes, group: Group) -> None:
 
 
 def _draw_schedules(axes: Axes, schedules: dict[str, RunRecord]) -> None:
+    each = "one step"
     for row, run in enumerate(schedules.values()):
-        edges = [0, *np.cumsum(run.sizes)]
+        seen, steps = np.cumsum(run.sizes), len(run.sizes)
+        edges = [0, *(seen[last - 1] for _, last in curves.bins(steps))]
         spans = [(start, end - start) for start, end in pairwise(edges)]
         axes.broken_barh(spans, (row - 0.4, 0.8), facecolor=schedule_colour(run), edgecolor="white", linewidth=1)
-    axes.set_yticks(range(len(schedules)), list(schedules), fontsize=7)
+        each = curves.bins_text(steps) if steps > curves.MOST_CELLS else each
+    axes.set_yticks(range(len(schedules)), list(map(plain, schedules)), fontsize=7)
     axes.invert_yaxis()
-    axes.set_xlabel("Classes seen (each bar is one step)")
+    axes.set_xlabel(f"Classes seen (each bar is {each})")
 
 
 def plot_changes(rows: Sequence[Row], *paths: Path | str) -> Path:
@@ -147,7 +158,7 @@ def plot_sweeps(sweeps: Sequence[Sweep], *paths: Path | str) -> Path:
         for axes, (metric, symbol) in zip(panels, TEX_SYMBOLS.items(), strict=True):
             _draw_sweep(axes, sweep, metric)
             axes.set(xlabel=sweep.field, ylabel=f"{symbol} (%)")
-            axes.set_title(sweep.title, fontsize=8)
+            axes.set_title(plain(sweep.title), fontsize=8)
             _remove_frame(axes)
         entries |= dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
     figure.legend(entries.values(), entries, loc="outside upper right", ncols=len(entries), frameon=False, fontsize=8)
@@ -163,13 +174,20 @@ def _draw_sweep(axes: Axes, sweep: Sweep, metric: Metric) -> None:
         if sweep.field == "alpha":
             style = ":" if setting.startswith("Equ") else "-"  # equal steps have no alpha
             axes.errorbar(
-                places, means, spread, fmt=f"o{style}", color=colour(setting), capsize=2, markersize=4, label=setting
+                places,
+                means,
+                spread,
+                fmt=f"o{style}",
+                color=colour(setting),
+                capsize=2,
+                markersize=4,
+                label=plain(setting),
             )
         else:
             width = 0.8 / len(sweep.settings)
             aside = (k - (len(sweep.settings) - 1) / 2) * width
-            axes.bar(places + aside, means, width, yerr=spread, color=colour(setting), capsize=2, label=setting)
-    axes.set_xticks(places, [f"{value:g}" if isinstance(value, float) else str(value) for value in sweep.values])
+            axes.bar(places + aside, means, width, yerr=spread, color=colour(setting), capsize=2, label=plain(setting))
+    axes.set_xticks(places, [f"{value:g}" if isinstance(value, float) else plain(str(value)) for value in sweep.values])
 
 
 def plot_costs(costs: Sequence[Cost], *paths: Path | str) -> Path:
@@ -194,16 +212,16 @@ def plot_sensitivities(tables: Sequence[SensitivityTable], *paths: Path | str) -
     lines = -(-len(panels) // columns)
     figure = _new_figure(paths, (max(5.6, 4.8 * columns), 3.8 * lines))
     for axes, (table, rows) in zip(np.ravel(figure.subplots(lines, columns, squeeze=False)), panels, strict=False):
-        names = table.schedules
+        names = list(map(plain, table.schedules))
         for row in rows:
             for one in row.permutations if row.permutations[1:] else ():
-                heights = [one.last.get(name, np.nan) for name in names]
+                heights = [one.last.get(name, np.nan) for name in table.schedules]
                 axes.plot(names, heights, color=colour(row.setting), linewidth=0.8, alpha=0.4)
-            means = [row.last(name) for name in names]
-            label = f"{row.framework}: range {row.range:.1f}"
+            means = [row.last(name) for name in table.schedules]
+            label = plain(f"{row.framework}: range {row.range:.1f}")
             heights = [np.nan if mean is None else mean for mean in means]
             axes.plot(names, heights, "o-", color=colour(row.setting), linewidth=2, markersize=4, label=label)
-        axes.set_title(f"{rows[0].label}\n{table.data_label}", fontsize=9)
+        axes.set_title(plain(f"{rows[0].label}\n{table.data_label}"), fontsize=9)
         axes.set_ylabel("Accuracy after the last step (%)")
         axes.tick_params("x", labelrotation=35, labelsize=8)
         axes.legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=8)
@@ -216,7 +234,7 @@ def plot_sensitivities(tables: Sequence[SensitivityTable], *paths: Path | str) -
 def _named_panels(figure: Figure, names: Sequence[str]) -> list[Axes]:
     """Two panels side by side, for bars whose names stand at the left."""
     panels: list[Axes] = list(figure.subplots(1, 2, sharey=True))
-    panels[0].set_yticks(range(len(names)), names, fontsize=8)
+    panels[0].set_yticks(range(len(names)), list(map(plain, names)), fontsize=8)
     panels[0].invert_yaxis()
     _remove_frame(*panels)
     return panels
@@ -230,9 +248,10 @@ def plot_memory(group: Group, *paths: Path | str) -> Path:
     for axes, run in zip(panels, runs, strict=True):
         table = run.tables[str(run.scored)]
         extent = (0.5, len(table.sizes) + 0.5, len(table.sizes) + 0.5, 0.5)
-        image = axes.imshow(step_accuracy(table), vmin=0, vmax=100, cmap="viridis", extent=extent)
+        accuracy = step_accuracy(table.merged(curves.MOST_CELLS))
+        image = axes.imshow(accuracy, vmin=0, vmax=100, cmap="viridis", extent=extent)
         axes.set(xlabel="classes of step", ylabel="after step")
-        axes.set_title(f"{group.title}, {run.setting}, {run.seed_label}", fontsize=9)
+        axes.set_title(plain(f"{group.title}, {run.setting}, {run.seed_label}"), fontsize=9)
     figure.colorbar(image, ax=list(panels), label="Accuracy (%)", shrink=0.8)
     return _save(figure, paths)
 
@@ -246,11 +265,11 @@ def plot_class_sizes(groups: Sequence[Group], *paths: Path | str) -> Path:
             for setting, points in curves.class_points(group.runs, scored, paired).items():
                 means = curves.mean_by_size(points)
                 heights = [mean for mean, _ in means.values()]
-                axes.plot(list(means), heights, "o-", color=colour(setting), markersize=4, label=setting)
+                axes.plot(list(means), heights, "o-", color=colour(setting), markersize=4, label=plain(setting))
             axes.set_xlabel("New classes in the step of the class")
             axes.set_ylabel("Difference from equal steps (points)" if paired else "Accuracy after the last step (%)")
             _remove_frame(axes)
-        panels[0].set_title(f"{group.method_label(scored)}\n{group.data_label}", fontsize=8)
+        panels[0].set_title(plain(f"{group.method_label(scored)}\n{group.data_label}"), fontsize=8)
         panels[1].set_title("Difference from the same class under equal steps", fontsize=8)
         panels[1].axhline(0, color="0.3", linewidth=0.8)
         panels[0].legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=7)

@@ -13,6 +13,8 @@ from ffcil.report.render import figures, latex, matched, sensitivity, tables
 from ffcil.report.render.page import TITLE, write_page
 
 FIGURE_FORMATS = ("svg", "png")
+LONGEST_NAME = 120
+"""Number of characters of a figure's file name; file systems allow 255 bytes."""
 
 
 def write_report(contents: Contents, out: Path | str, title: str = TITLE, command: str | None = None) -> list[Path]:
@@ -61,7 +63,7 @@ def _write_figures(contents: Contents, folder: Path) -> list[Path]:
 
     def write(name: str, plot: Callable[..., Path], values: Any) -> None:
         """Draw a figure under a valid file name, which is numbered if it is already used."""
-        slug = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
+        slug = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")[:LONGEST_NAME]
         numbered = (slug if k == 1 else f"{slug}-{k}" for k in itertools.count(1))
         free = next(name for name in numbered if name not in written)
         written[free] = [folder / f"{free}.{suffix}" for suffix in FIGURE_FORMATS]

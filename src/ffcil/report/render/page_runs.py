@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from ffcil.report.analyse.curves import MOST_CELLS, thinned
 from ffcil.report.analyse.groups import Group
 from ffcil.report.read.records import RunRecord
 from ffcil.runs.published import SUFFIX
@@ -83,9 +84,10 @@ def repeat_command(run: RunRecord) -> str:
 
 
 def cost_columns(run: RunRecord) -> str:
-    """Costs of every step in text columns, without columns that the records lack."""
-    columns = [cost for cost in COSTS if all(record.get(cost[1]) is not None for record in run.records)]
+    """Costs of every step in text columns, or of some of many steps, without columns that the records lack."""
+    records = [run.records[k] for k in thinned(len(run.records), MOST_CELLS)]
+    columns = [cost for cost in COSTS if all(record.get(cost[1]) is not None for record in records)]
     lines = [[title for title, _, _ in columns]]
-    lines += [[template.format(record[field]) for _, field, template in columns] for record in run.records]
+    lines += [[template.format(record[field]) for _, field, template in columns] for record in records]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines)

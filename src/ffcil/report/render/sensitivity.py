@@ -58,7 +58,7 @@ def sensitivity_terminal(tables: Sequence[SensitivityTable]) -> "Table":
             chosen = [by_framework.get(name) for name in frameworks]
             titles = [Text(label, "bold"), Text(one.data_label, "dim"), *[Text()] * len(one.schedules)]
             for title, schedule in zip(titles, one.schedules, strict=False):
-                made.add_row(title, schedule, *(last_text(row, schedule) if row else NOTHING for row in chosen))
+                made.add_row(title, Text(schedule), *(last_text(row, schedule) if row else NOTHING for row in chosen))
             made.add_row("", "range", *(range_text(row) if row else NOTHING for row in chosen), style="bold")
             made.add_row("", "sd", *(f"{row.std:.2f}" if row else NOTHING for row in chosen))
             counts = [str(len(row.permutations)) if row else NOTHING for row in chosen]

@@ -10,8 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from ffcil.metrics import curve, step_accuracy
-from ffcil.report.analyse.curves import ClassPoint, Floats, accuracy_range, class_points, mean_by_size, mean_curve
+from ffcil.metrics import step_accuracy
+from ffcil.report.analyse.curves import (
+    MOST_CELLS,
+    ClassPoint,
+    Floats,
+    accuracy_range,
+    bins,
+    bins_text,
+    class_points,
+    mean_by_size,
+    mean_curve,
+    thinned,
+)
 from ffcil.report.analyse.groups import count
 from ffcil.report.analyse.overhead import Cost
 from ffcil.report.analyse.sensitivity import Sensitivity
@@ -50,50 +61,62 @@ def _curve_trace(run: RunRecord, classifier: str, width: float) -> Spec:
         f"<b>{escape(run.setting)}, {escape(run.seed_label)}</b><br>"
         "step %{customdata[0]}: %{customdata[1]} new classes, %{x} seen<br>%{y:.2f} %"
     )
-    points = [[step, size] for step, size in enumerate(table.sizes, start=1)]
-    return _line(run.setting, list(table.seen), _numbers(curve(table)), width) | _hover(hover, points)
+    shown = thinned(len(table.sizes))
+    points = [[k + 1, table.sizes[k]] for k in shown]
+    line = _line(run.setting, [table.seen[k] for k in shown], _numbers(table.curve[shown]), width)
+    return line | _hover(hover, points)
 
 
 def schedule_spec(schedules: dict[str, RunRecord]) -> Spec:
-    """New classes of every step, for all schedules of one seed."""
+    """New classes of every step, for all schedules of one seed. Many steps are drawn as fewer bars of their means."""
     traces: list[Spec] = []
     steps: list[int] = []
     for name, run in schedules.items():
-        steps = list(range(1, len(run.sizes) + 1))
-        seen = [int(n) for n in np.cumsum(run.sizes)]
-        bar = {"type": "bar", "x": steps, "y": list(run.sizes), "name": escape(name)}
-        bar |= _hover(f"<b>{escape(name)}</b>, step %{{x}}<br>%{{y}} new classes, %{{customdata}} seen", seen)
+        steps, parts = list(range(1, len(run.sizes) + 1)), bins(len(run.sizes))
+        new = [sum(run.sizes[first - 1 : last]) for first, last in parts]
+        means = [n / (last - first + 1) for n, (first, last) in zip(new, parts, strict=True)]
+        values = [[_steps_text(*part), n, int(seen)] for part, n, seen in zip(parts, new, np.cumsum(new), strict=True)]
+        bar: Spec = {"type": "bar", "x": [(a + b) / 2 for a, b in parts], "y": means, "name": escape(name)}
+        hover = "%{customdata[0]}<br>%{customdata[1]} new classes, %{customdata[2]} seen"
+        bar |= _hover(f"<b>{escape(name)}</b>, {hover}", values)
         traces.append(bar | {"marker": {"color": schedule_colour(run)}})
     across = _axis("step", tickformat="d", showgrid=False) | _every_step(steps)
-    down = _axis("new classes", tickformat="d", rangemode="tozero")
+    down = _axis("new classes", tickformat="d" if len(steps) <= MOST_CELLS else "", rangemode="tozero")
     return _figure(traces, 230, across, down, barmode="group", bargap=0.25)
 
 
+def _steps_text(first: int, last: int) -> str:
+    return f"step {first}" if first == last else f"steps {first} to {last}"
+
+
 def memory_spec(run: RunRecord, classifier: str) -> Spec:
-    """Heat map of the accuracy after each step (rows) on the classes of each earlier step (columns)."""
-    table = run.tables[classifier]
-    steps = list(range(1, len(table.sizes) + 1))
+    """Heat map of the accuracy after each step (rows) on the classes of each earlier step (columns).
+
+    Many steps are drawn as fewer: a column is then that of several consecutive steps, a row that of the last of them.
+    """
+    steps = len(run.tables[classifier].sizes)
+    table, ends = run.tables[classifier].merged(MOST_CELLS), [last for _, last in bins(steps)]
     heat = {
         "type": "heatmap",
-        "x": steps,
-        "y": steps,
+        "x": ends,
+        "y": ends,
         "z": [_numbers(row) for row in step_accuracy(table)],
         "zmin": 0,
         "zmax": 100,
         "colorscale": "Viridis",
         "colorbar": {"ticksuffix": " %", "thickness": 10, "outlinewidth": 0},
         "hoverongaps": False,
-        "xgap": 1,
-        "ygap": 1,
     }
-    hover = "after step %{y}, the %{customdata} classes of step %{x}: %{z:.1f} %"
-    plain = {"tickformat": "d", "nticks": 10, "showgrid": False, "zeroline": False} | _every_step(steps)
+    heat |= {"xgap": 1, "ygap": 1} if len(ends) < MOST_CELLS else {}
+    of = f"{bins_text(steps)} up to step" if steps > MOST_CELLS else "step"
+    hover = f"after step %{{y}}, the %{{customdata}} classes of {of} %{{x}}: %{{z:.1f}} %"
+    plain = {"tickformat": "d", "nticks": 10, "showgrid": False, "zeroline": False} | _every_step(ends)
     across = _axis("classes of step", **plain)
     if "tickvals" in plain:
         across |= _axis("classes of step (number of classes below)", tickangle=0, tickfont={"size": 10})
         across["ticktext"] = [f"{t}<br>{n}" for t, n in enumerate(table.sizes, start=1)]
     down = _axis("after step", **plain, autorange="reversed")
-    return _figure([heat | _hover(hover, [list(table.sizes)] * len(steps))], 320, across, down, margin={"t": 8})
+    return _figure([heat | _hover(hover, [list(table.sizes)] * len(ends))], 320, across, down, margin={"t": 8})
 
 
 def class_size_spec(runs: Sequence[RunRecord], classifier: str, paired: bool = False) -> Spec:
@@ -107,13 +130,14 @@ def class_size_spec(runs: Sequence[RunRecord], classifier: str, paired: bool = F
     for place, (setting, points) in enumerate(by_setting.items()):
         # Dots are spread a little around the whole number so that they do not hide each other.
         aside = (place - (len(by_setting) - 1) / 2) * 0.25
+        means.append(_size_means(points, setting, aside, "points relative to equal steps" if paired else "%"))
+        points = [points[k] for k in thinned(len(points))]
         spread = (np.arange(len(points)) * 0.618034) % 1 * 0.2 - 0.1
         dots: Spec = {"type": "scatter", "mode": "markers", "legendgroup": setting, "showlegend": False}
         dots["x"] = _numbers([point.size + aside + s for point, s in zip(points, spread, strict=True)])
         dots["y"] = _numbers([point.height for point in points])
         dots |= {"text": [_class_hover(point) for point in points], "hoverinfo": "text"}
         traces.append(dots | {"marker": {"size": 4, "color": colour(setting), "opacity": 0.35}})
-        means.append(_size_means(points, setting, aside, "points relative to equal steps" if paired else "%"))
     largest = max((max(run.sizes) for run in runs if classifier in run.tables), default=1)
     ticks = {"tickformat": "d", "tick0": 0, "dtick": -(-largest // 15), "range": [0, largest + 1]}
     across = _axis("new classes in the step of the class", showgrid=False, **ticks)
@@ -174,7 +198,11 @@ def sweep_spec(sweep: Sweep, metric: Metric) -> Spec:
         numbers = sweep.numbers(setting, metric)
         spread = [n.std or 0.0 if n else 0.0 for n in numbers]
         error = _whiskers(spread, spread) | ({"color": colour(setting)} if lines else {})
-        trace: Spec = {"x": sweep.values, "y": [round(n.mean, 4) if n else None for n in numbers], "error_y": error}
+        trace: Spec = {
+            "x": sweep.values if lines else _names(sweep.values),
+            "y": [round(n.mean, 4) if n else None for n in numbers],
+            "error_y": error,
+        }
         trace |= {"name": escape(setting), "legendgroup": setting}
         hover = f"<b>{escape(setting)}</b>, {sweep.field} %{{x}}<br>%{{y:.2f}} %, n = %{{customdata}}"
         trace |= _hover(hover, [n.n if n else 0 for n in numbers])

@@ -149,8 +149,8 @@ def markdown_table(head: Sequence[str], rule: Sequence[str], lines: Sequence[Seq
 
 
 def _escape(text: str) -> str:
-    """Text in which the underscores of symbols are no emphasis."""
-    return text.replace("A_T", "A\\_T").replace("A_t", "A\\_t")
+    """Text without HTML, in which the underscores of symbols are no emphasis."""
+    return text.replace("<", "&lt;").replace("A_T", "A\\_T").replace("A_t", "A\\_t")
 
 
 def csv_text(head: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:

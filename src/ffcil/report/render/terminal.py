@@ -51,7 +51,7 @@ def _settings_table(row: Row, settings: Sequence[str], matched: bool) -> Table:
     for setting in settings:
         numbers = [_number(metric, row.number(setting, metric)) for metric in METRICS]
         numbers += [_change(row.matched.get(setting))] if matched else []
-        table.add_row(setting, *numbers, _text(runs_text(row.cells.get(setting)), "dim"))
+        table.add_row(_text(setting), *numbers, _text(runs_text(row.cells.get(setting)), "dim"))
     return table
 
 
@@ -120,7 +120,7 @@ def _configuration(part: Differences) -> RenderableType:
     table = _plain_table("Configuration", ("field", "A", "B"), 3)
     for name, values in part.config.items():
         sides = [", ".join(dict.fromkeys(str(pair[side]) for pair in values)) for side in (0, 1)]
-        table.add_row(name, *map(_text, sides))
+        table.add_row(*map(_text, (name, *sides)))
     return table
 
 
@@ -156,5 +156,5 @@ def _times(part: Differences) -> RenderableType:
     for phase, (a, b) in times.items():
         table.add_row(phase, f"{a:.1f}", f"{b:.1f}", f"{b / a:.2f}" if a else NOTHING)
     devices = [", ".join(dict.fromkeys(run.device for run in side)) for side in zip(*part.finished, strict=True)]
-    table.add_row("device", *devices, "")
+    table.add_row("device", *map(_text, devices), "")
     return table

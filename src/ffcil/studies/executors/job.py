@@ -1,5 +1,6 @@
 """`Job`: one run of a study, and how a worker executes it in any process on any machine."""
 
+import os
 import sys
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
@@ -17,6 +18,7 @@ from ffcil.runs.progress import CompositeListener, ConsoleProgress, ProgressFile
 from ffcil.runs.run import Run
 
 LOG = "run.log"
+_TAIL = 4096  # bytes of a log that may contain its last line
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +68,14 @@ class Outcome:
 
     ending: Ending
     reason: str = ""
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that is not blank; empty if there is none."""
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+        lines = file.read().decode("utf-8", errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def attempt(job: Job) -> Outcome:

@@ -14,7 +14,7 @@ from typing import Self
 import torch
 
 from ffcil.errors import InputError
-from ffcil.studies.executors.job import LOG, Ending, Job, Outcome, attempt
+from ffcil.studies.executors.job import LOG, Ending, Job, Outcome, attempt, last_line
 from ffcil.studies.executors.loop import STOP_SECONDS, Attempt, Executor
 from ffcil.studies.executors.mps import MpsError, in_use, mps, mps_available, portion
 from ffcil.training.arithmetic import PORTION
@@ -62,7 +62,7 @@ class LocalExecutor(Executor):
         self.load = Counter[str]()
         # Children are forked from a process that has imported torch and started no thread, so they start fast.
         self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(["ffcil.studies.executors.job"])
+        self.context.set_forkserver_preload(["ffcil.studies.executors.job", "lightning_fabric"])
 
     def _slots(self, per_gpu: int) -> int:
         """The requested number of runs at a time, or one per core, or by default `per_gpu` on each GPU."""
@@ -108,11 +108,18 @@ class _Child:
         except EOFError:
             status = self.process.exitcode or 0
             reason = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-            return Outcome(Ending.CRASHED, f"{reason}; its log is {self.job.folder / LOG}")
+            said = last_line(self.job.folder / LOG)
+            return Outcome(Ending.CRASHED, f"{reason}; its log ends with {said!r}" if said else reason)
         return outcome
+
+    def began(self) -> bool:
+        return True
 
     def stop(self) -> None:
         self.process.terminate()
+
+    def kill(self) -> None:
+        self.process.kill()
 
     def wait(self) -> None:
         self.process.join(STOP_SECONDS)

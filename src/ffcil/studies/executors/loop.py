@@ -3,18 +3,24 @@
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from typing import Protocol
 
-from ffcil.runs.folder import is_busy
-from ffcil.studies.executors.job import Ending, Job, Outcome
+from ffcil.runs.folder import is_busy, running_in
+from ffcil.studies.estimate import in_words
+from ffcil.studies.executors.idle import Idleness
+from ffcil.studies.executors.job import LOG, Ending, Job, Outcome
 from ffcil.studies.watch import StudyProgress
 
 ATTEMPTS = 2
 """Number of attempts at a job whose worker crashes."""
 BUSY_SECONDS = 2.0
 """Seconds until a run that another process executes is checked again."""
+STALL_SECONDS = 600.0
+"""Seconds without progress after which a run is named."""
+CHECK_SECONDS = 5.0
+"""Seconds between two checks of the progress."""
 STOP_SECONDS = 30.0
 """Seconds that a run has to stop before it is killed."""
 
@@ -25,8 +31,14 @@ class Attempt(Protocol):
     def outcome(self) -> Outcome | None:
         """Return how the job ended, or None while it runs."""
 
+    def began(self) -> bool:
+        """Return whether the job runs, and is not queued."""
+
     def stop(self) -> None:
         """Ask the job to stop, without waiting for it."""
+
+    def kill(self) -> None:
+        """End the job, which may not react to `stop`, without waiting for it."""
 
     def wait(self) -> None:
         """Wait until the job has stopped."""
@@ -42,27 +54,37 @@ class Executor(ExitStack, ABC):
     def start(self, job: Job) -> Attempt: ...
 
 
-def run_jobs(jobs: Sequence[Job], executor: Executor, progress: StudyProgress, interval: float = 0.2) -> dict[Job, str]:
+def run_jobs(
+    jobs: Sequence[Job],
+    executor: Executor,
+    progress: StudyProgress,
+    interval: float = 0.2,
+    patience: float | None = None,
+) -> dict[Job, str]:
     """Execute every job that is not done. Return the reasons of those that failed.
 
     A job whose worker crashes is resumed once. A job that another process executes is waited for, and resumed here if
-    that process crashes. Ctrl-C stops the workers, and is raised again when they have stopped.
+    that process crashes. A job that makes no progress for `patience` seconds is ended, which counts as a crash; without
+    `patience`, it is only named. Ctrl-C stops the workers, and is raised again when they have stopped.
     """
     waiting = dict.fromkeys(jobs, 0.0)  # with the time before which each is not started
     running, failed, crashes = dict[Job, Attempt](), dict[Job, str](), Counter[Job]()
+    others, stalled = _Others(progress), _Stalled(progress, patience)
     # If all jobs are done, no service and no cluster is started.
     with nullcontext() if all(job.done for job in jobs) else executor:
         try:
             while waiting or running:
-                while (executor.slots is None or len(running) < executor.slots) and (job := _take(waiting)):
+                while (executor.slots is None or len(running) < executor.slots) and (job := _take(waiting, others)):
                     running[job] = executor.start(job)
                 progress.update(running.keys())
                 time.sleep(interval)
+                stalled.check(running)
                 ended = {job: outcome for job, attempt in running.items() if (outcome := attempt.outcome())}
                 for job, outcome in ended.items():
                     del running[job]
                     crashes[job] += outcome.ending is Ending.CRASHED
                     if outcome.ending is Ending.BUSY:
+                        others.tell(job)
                         waiting[job] = time.monotonic() + BUSY_SECONDS
                     elif outcome.ending is Ending.CRASHED and crashes[job] < ATTEMPTS:
                         progress.message(f"{job.label}: {outcome.reason}; resumed")
@@ -80,7 +102,7 @@ def run_jobs(jobs: Sequence[Job], executor: Executor, progress: StudyProgress, i
     return failed
 
 
-def _take(waiting: dict[Job, float]) -> Job | None:
+def _take(waiting: dict[Job, float], others: "_Others") -> Job | None:
     """Remove and return the next job that is neither done nor executed by another process."""
     now = time.monotonic()
     for job in [job for job, due in waiting.items() if due <= now]:
@@ -89,5 +111,51 @@ def _take(waiting: dict[Job, float]) -> Job | None:
             continue
         if not is_busy(job.folder):
             return job
+        others.tell(job)
         waiting[job] = now + BUSY_SECONDS
     return None
+
+
+class _Others:
+    """Says, once for each, which processes execute jobs that are waited for."""
+
+    def __init__(self, progress: StudyProgress) -> None:
+        self.progress = progress
+        self.told: set[tuple[Job, str]] = set()
+
+    def tell(self, job: Job) -> None:
+        holder = running_in(job.folder)
+        if (job, holder) not in self.told:
+            self.told.add((job, holder))
+            self.progress.message(f"{job.label}: is executed by {holder}; waiting for it")
+
+
+class _Stalled:
+    """Names running jobs that make no progress, and ends them if the user has limited patience."""
+
+    def __init__(self, progress: StudyProgress, patience: float | None) -> None:
+        self.progress, self.patience = progress, patience
+        self.limit = STALL_SECONDS if patience is None else patience
+        self.idleness = Idleness()
+        self.named: set[Job] = set()
+        self.checked = 0.0
+
+    def check(self, running: Mapping[Job, Attempt]) -> None:
+        if time.monotonic() - self.checked < min(CHECK_SECONDS, self.limit / 10):
+            return
+        self.checked = time.monotonic()
+        for job, attempt in running.items():
+            if not attempt.began() or (idle := self.idleness.seconds(job)) < self.limit:
+                self.named.discard(job)
+            elif job not in self.named:
+                self.named.add(job)
+                self._report(job, idle, attempt)
+
+    def _report(self, job: Job, idle: float, attempt: Attempt) -> None:
+        told = f"{job.label}: no progress for {in_words(idle)} ({running_in(job.folder)}; {job.folder / LOG})"
+        if self.patience is None:
+            self.progress.message(f"{told}; --patience MINUTES would end and resume it")
+            return
+        self.progress.message(f"{told}; ended")
+        self.idleness.forget(job)
+        attempt.kill()

@@ -3,10 +3,11 @@
 import fcntl
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -46,10 +47,7 @@ def mps() -> Iterator[dict[str, str]]:
     if _send("get_server_list", os.environ):
         yield {}
         return
-    place = Path(tempfile.gettempdir()) / f"ffcil-mps-{os.getuid()}"  # Paths of sockets must be short.
-    place.mkdir(mode=0o700, exist_ok=True)
-    if place.stat().st_uid != os.getuid():
-        raise MpsError(f"{place} belongs to another user")
+    place = _private_folder(Path(tempfile.gettempdir()) / f"ffcil-mps-{os.getuid()}")  # Paths of sockets must be short.
     pipes = place / "pipes"
     own = {PIPES: str(pipes), "CUDA_MPS_LOG_DIRECTORY": str(pipes)}
     with _shared_lock(place) as users:
@@ -61,6 +59,16 @@ def mps() -> Iterator[dict[str, str]]:
             if _is_last(users):
                 _send("quit", {**os.environ, **own})
                 shutil.rmtree(pipes, ignore_errors=True)
+
+
+def _private_folder(place: Path) -> Path:
+    """Create a folder, or use one that only this user can have created and can change. Others may write beside it."""
+    with suppress(FileExistsError):
+        place.mkdir(mode=0o700)
+    found = place.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise MpsError(f"{place} is not a private folder of this user: remove it")
+    return place
 
 
 def in_use(environment: Mapping[str, str]) -> AbstractContextManager[object]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ffcil.errors import InputError
+from ffcil.runs.folder import is_busy
 from ffcil.studies.executors.job import Ending, Job, Outcome, attempt
 from ffcil.studies.executors.loop import Attempt, Executor
 
@@ -58,10 +59,10 @@ class SlurmExecutor(Executor):
         number = job.folder / NUMBER
         if self.cluster == "slurm" and number.exists() and _in_queue(earlier := number.read_text()):
             # An interrupted study submitted this job: it is waited for, not submitted again.
-            return _Submitted(self.submitit.SlurmJob(logs, earlier), self.cluster)
+            return _Submitted(self.submitit.SlurmJob(logs, earlier), job.folder, self.cluster)
         submitted = self._submit(job, logs)
         number.write_text(submitted.job_id)
-        return _Submitted(submitted, self.cluster)
+        return _Submitted(submitted, job.folder, self.cluster)
 
     def _submit(self, job: Job, logs: Path) -> Any:
         submitter = self.submitit.AutoExecutor(logs, cluster=self.cluster)
@@ -77,8 +78,8 @@ class SlurmExecutor(Executor):
 class _Submitted:
     """A job that was submitted to SLURM."""
 
-    def __init__(self, job: Any, cluster: str) -> None:
-        self.job, self.cluster = job, cluster
+    def __init__(self, job: Any, folder: Path, cluster: str) -> None:
+        self.job, self.folder, self.cluster = job, folder, cluster
         self.queried, self.missed = time.monotonic(), 0
 
     def outcome(self) -> Outcome | None:
@@ -99,8 +100,14 @@ class _Submitted:
         self.missed = 0 if _in_queue(self.job.job_id) else self.missed + 1
         return self.missed < 2  # A result can take a moment to appear on a shared file system.
 
+    def began(self) -> bool:
+        return is_busy(self.folder)
+
     def stop(self) -> None:
         self.job.cancel(check=False)
+
+    def kill(self) -> None:
+        self.stop()
 
     def wait(self) -> None:
         """Return at once: a cancelled job ends by itself and releases its run's lock."""

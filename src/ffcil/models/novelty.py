@@ -1,0 +1,102 @@
+"""`Novelty`: how unlike all known classes an image is. It is fitted without an image of anything unknown.
+
+Known images are training images that are left out one at a time. Unknown images are the same images, each without its
+whole class: what remains has never seen the like. Three numbers describe an image: the log-odds of the most likely
+class, the Mahalanobis distance to the nearest class, and that to one normal distribution of all images. A logistic
+regression tells unknown from known images by them.
+
+It has seen only unknown classes that are close to the known ones. Something else altogether can have any odds, so the
+novelty is at least the number of standard deviations, beyond `FAR`, by which the nearest class is farther than usual.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+FAR = 3.0
+"""Standard deviations of the distance to the nearest class that are nothing unusual."""
+CLASSES, IMAGES = 3, 20
+"""Fewest known classes and images for the regression. With fewer, only the distance to the nearest class counts."""
+RIDGE = 1e-3
+"""Penalty of the regression per image."""
+
+
+@dataclass(frozen=True)
+class Novelty:
+    """Fitted numbers. All tensors are float64."""
+
+    temperature: float
+    """Temperature of the scores in the log-odds."""
+    weights: Tensor
+    """Weights of the three numbers, and a constant, [4]; the result has mean 0 and deviation 1 for known images."""
+    nearest: Tensor
+    """Mean and standard deviation of the distance of known images to the nearest class, [2]"""
+    known: Tensor
+    """Novelty of known images, ascending, [N]"""
+
+    @classmethod
+    def fit(cls, distances: Tensor, background: Tensor, targets: Tensor, temperature: float) -> Self:
+        """Fit it to images that are left out.
+
+        Args:
+            distances: Squared distances to all classes, [N, C], for classes that have images.
+            background: Squared distances to the distribution of all images, [N].
+            targets: Their classes, [N].
+        """
+        known = _describe(distances, background, temperature)
+        nearest = torch.stack([known[:, 1].mean(), known[:, 1].std(correction=0).clamp_min(1e-12)])
+        weights = known.new_zeros(4)
+        if distances.shape[1] >= CLASSES and len(distances) >= IMAGES:
+            others = distances.scatter(1, targets[:, None], torch.inf)
+            weights = _regression(known, _describe(others, background, temperature))
+            values = known @ weights[:3] + weights[3]
+            spread = values.std(correction=0).clamp_min(1e-12)
+            weights[3] -= values.mean()
+            weights /= spread
+        fitted = cls(temperature, weights, nearest, known.new_empty(0))
+        return cls(temperature, weights, nearest, fitted._novelty(known).sort().values)
+
+    def __call__(self, distances: Tensor, background: Tensor) -> Tensor:
+        """Novelty of images from their squared distances [N, C] and [N]: [N]"""
+        return self._novelty(_describe(distances, background, self.temperature))
+
+    def _novelty(self, described: Tensor) -> Tensor:
+        beyond = (described[:, 1] - self.nearest[0]) / self.nearest[1] - FAR
+        if not self.weights.any():
+            return beyond
+        return torch.maximum(described @ self.weights[:3] + self.weights[3], beyond)
+
+    def state(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def _describe(distances: Tensor, background: Tensor, temperature: float) -> Tensor:
+    """Negative log-odds of the most likely class, distance to the nearest class, distance to all images: [N, 3]"""
+    logits = -distances / (2 * temperature)
+    top, best = logits.max(dim=1)
+    others = logits.scatter(1, best[:, None], -torch.inf)
+    odds = top - others.logsumexp(dim=1)
+    # with a single class, its odds are infinite: they say nothing
+    odds = odds.nan_to_num(0, posinf=0, neginf=0).clamp(-50, 50)
+    return torch.stack([-odds, distances.amin(dim=1).clamp_min(0).sqrt(), background.clamp_min(0).sqrt()], dim=1)
+
+
+def _regression(known: Tensor, unknown: Tensor) -> Tensor:
+    """Weights and constant of a logistic regression with a small penalty, [4], by Newton's iteration."""
+    rows = torch.cat([known, unknown])
+    centre, scale = rows.mean(dim=0), rows.std(dim=0).clamp_min(1e-12)
+    inputs = torch.cat([(rows - centre) / scale, torch.ones_like(rows[:, :1])], dim=1)
+    wanted = torch.cat([torch.zeros_like(known[:, 0]), torch.ones_like(unknown[:, 0])])
+    penalty = RIDGE * len(rows)
+    weights = rows.new_zeros(4)
+    for _ in range(25):
+        chance = torch.sigmoid(inputs @ weights)
+        slope = inputs.mT @ (chance - wanted) + penalty * weights
+        change = (inputs * (chance * (1 - chance))[:, None]).mT @ inputs
+        change.diagonal().add_(penalty)
+        weights = weights - torch.linalg.solve(change, slope)
+    weights[:3] /= scale
+    weights[3] -= weights[:3] @ centre
+    return weights
