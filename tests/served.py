@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -44,3 +45,13 @@ def write_photos(folder: Path, first: int = 0, classes: int = 4, images: int = 3
         wide.save(path := folder / f"{number:03d}.png")
         paths.append(path)
     return paths
+
+
+def write_table(folder: Path, photos: list[Path], label: str) -> Path:
+    """A table of copies of photos that have one label."""
+    folder.mkdir()
+    for photo in photos:
+        shutil.copy(photo, folder)
+    table = folder / "images.csv"
+    table.write_text("path,label\n" + "".join(f"{photo.name},{label}\n" for photo in photos), encoding="utf-8")
+    return table

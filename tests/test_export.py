@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from ffcil.classifier.classifier import Classifier
 from ffcil.cli import app
-from ffcil.data.decoding import upright
+from ffcil.data.decoding import as_shown
 from ffcil.data.pictures import pixels_of
 from ffcil.errors import InputError
 from ffcil.serving.export import export
@@ -37,7 +37,7 @@ def prepared(path: Path, about: dict[str, Any]) -> np.ndarray[Any, Any]:
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms.functional import center_crop, resize
 
-    image, size = upright(path), about["size"]
+    image, size = as_shown(Image.open(path)), about["size"]
     if about["short_side"] is not None:
         return pixels_of(center_crop(resize(image, about["short_side"], InterpolationMode.BICUBIC), [size])).numpy()
     return pixels_of(ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)).numpy()
@@ -186,7 +186,7 @@ def test_a_file_with_other_scores_is_not_kept(model: Path, tmp_path: Path, monke
     from ffcil.serving import export as module
 
     (path := tmp_path / "model.pt2").write_bytes(b"earlier")
-    monkeypatch.setattr(module, "_run_pt2", lambda path, images: torch.zeros(2, len(NAMES)))
+    monkeypatch.setattr(module, "_run_pt2", lambda path, images: [torch.zeros(2, len(NAMES))])
     with pytest.raises(InputError, match="so it was not kept"):
         export(Classifier.load(model, "cpu"), path)
     assert path.read_bytes() == b"earlier"

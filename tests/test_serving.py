@@ -28,7 +28,7 @@ from ffcil.classifier.classifier import Classifier
 from ffcil.classifier.versions import MODEL, Versions
 from ffcil.cli import app
 from ffcil.errors import InputError
-from served import NAMES, save_classifier, write_photos
+from served import NAMES, save_classifier, write_photos, write_table
 
 for _module in ("fastapi", "uvicorn", "python_multipart"):
     pytest.importorskip(_module)
@@ -214,9 +214,7 @@ def test_learning_in_the_background_and_undo(model: Path, photos: list[Path], tm
     images stays but what the classifier keeps."""
     name, eels = "eel / élève", photos[12:]
     direct = Classifier.load(model, "cpu")
-    table = tmp_path / "eels.csv"
-    table.write_text("path,label\n" + "".join(f"{photo},{name}\n" for photo in eels), encoding="utf-8")
-    direct.learn(table)
+    direct.learn(write_table(tmp_path / "eels", eels, name))
     (scratch := tmp_path / "scratch").mkdir()
     cached = set(Path(os.environ["FFCIL_CACHE"]).iterdir())
     with pytest.MonkeyPatch.context() as patch, serving(model) as address:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ffcil.classifier.classifier import Classifier
-from served import save_classifier, write_photos
+from served import save_classifier, write_photos, write_table
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
 for _module in ("fastapi", "uvicorn", "python_multipart", "httpx"):
@@ -102,8 +102,7 @@ def test_a_class_is_taught_and_undone(browser: Any, model: Path, photos: list[Pa
     (folder / "notes.txt").write_text("no image")
     prepared = shutil.copytree(model, tmp_path / "prepared")
     classifier = Classifier.load(prepared, "cpu")
-    (tmp_path / "table.csv").write_text("path,label\n" + "".join(f"{photo},eel\n" for photo in photos[12:]))
-    classifier.learn(tmp_path / "table.csv")
+    classifier.learn(write_table(tmp_path / "table", photos[12:], "eel"))
     classifier.save(prepared)
     (program := tmp_path / "python").write_text(
         f"#!/bin/sh\nsleep 1\ncd {model}\ncp {prepared}/versions/000003.safetensors versions\n"

@@ -8,7 +8,7 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from ffcil.data.decoding import as_shown, scaled
+from ffcil.data.decoding import IN_FLIGHT, as_shown, scaled
 from ffcil.serving.limits import Limits
 from ffcil.serving.refusal import Refusal
 
@@ -64,7 +64,8 @@ def decode(upload: Upload, size: int, limits: Limits) -> Image.Image:
         with Image.open(BytesIO(upload.content), formats=FORMATS) as image:
             if image.width * image.height > limits.pixels:
                 raise Image.DecompressionBombError
-            return scaled(as_shown(image), size)
+            with IN_FLIGHT.take(image.width * image.height):
+                return scaled(as_shown(image), size)
     except Image.DecompressionBombError as error:  # Pillow has a limit, too
         raise Refusal(413, f"{upload.name} has more than {limits.pixels:,} pixels: scale it down.") from error
     except UnidentifiedImageError as error:
