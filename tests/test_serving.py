@@ -274,6 +274,25 @@ def test_learning_that_changes_nothing(
         assert httpx.post(f"{address}/predict", files=files(photos[:1])).status_code == 200
 
 
+def test_a_process_that_is_killed_after_it_has_saved_has_learned(
+    model: Path, photos: list[Path], tmp_path: Path
+) -> None:
+    prepared = shutil.copytree(model, tmp_path / "prepared")
+    later = Classifier.load(prepared, "cpu")
+    later.rename("dog", "hound")
+    later.save(prepared)
+    (program := tmp_path / "python").write_text(
+        f"#!/bin/sh\ncp {prepared}/{MODEL} {model}/draft\nmv {model}/draft {model}/{MODEL}\nkill -9 $$\n"
+    )
+    program.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch, serving(model) as address:
+        patch.setattr("ffcil.serving.change.sys.executable", str(program))
+        httpx.post(f"{address}/learn", files=files(photos[:2], "ant"), headers=BEARER)
+        change = finished(address)
+        assert (change["state"], change["version"]) == ("done", 3)
+        assert httpx.get(f"{address}/classes").json()["classes"] == [*NAMES[:3], "hound"]
+
+
 def test_a_service_that_ends_stops_the_process_that_learns(model: Path, photos: list[Path], tmp_path: Path) -> None:
     (program := tmp_path / "python").write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 100\n")
     program.chmod(0o755)

@@ -134,21 +134,23 @@ class Service:
         task.add_done_callback(self._tasks.discard)
 
     async def _make(self, change: Change, work: Coroutine[Any, Any, None]) -> None:
-        before = self.snapshot.version
+        before, failure = self.snapshot.version, ""
         try:
             await work
-            await self._follow()
+        except InputError as error:
+            failure = str(error)
         except Exception as error:
             change.end("failed", str(error))
-            if not isinstance(error, InputError):
-                raise
-            return
+            raise
+        await self._follow()
         if self.problem:
             change.end("failed", self.problem)
-        elif self.snapshot.version == before:
-            change.end("done", "These images were learned before.", before)
-        else:
+        elif self.snapshot.version != before:  # also if the process was killed after it had saved the new version
             change.end("done", "", self.snapshot.version)
+        elif failure:
+            change.end("failed", failure)
+        else:
+            change.end("done", "These images were learned before.", before)
 
     async def _follow(self) -> None:
         """Load the current version if it is another one than that which answers."""
