@@ -28,6 +28,9 @@ LIMIT = 12.0
 
 def _chunks(rows: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Parts of a matrix [N, C] in double precision, and the parts of other tensors [N, ...]."""
+    if torch.compiler.is_exporting():  # a graph for any number of rows has no loop over them
+        yield rows.double(), *others
+        return
     size = max(1, CHUNK // max(1, rows.shape[1]))
     for first, *parts in zip(rows.split(size), *(other.split(size) for other in others), strict=True):
         yield first.double(), *parts
@@ -134,7 +137,8 @@ class Calibration:
         if len(self.odds) < 2:
             return torch.full_like(odds, self.levels[0]) if self.odds else odds
         points, levels = (torch.tensor(values).to(odds) for values in (self.odds, self.levels))
-        after = torch.searchsorted(points, odds).clamp(1, len(points) - 1)
+        # the place of `torch.searchsorted`, which ONNX does not have
+        after = (points < odds[:, None]).sum(dim=1).clamp(1, len(points) - 1)
         share = ((odds - points[after - 1]) / (points[after] - points[after - 1])).clamp(0, 1)
         return torch.lerp(levels[after - 1], levels[after], share)
 

@@ -16,6 +16,7 @@ from ffcil.commands.doctor import doctor
 from ffcil.commands.listing import fields, methods
 from ffcil.commands.report import compare, publish, report
 from ffcil.commands.run import run
+from ffcil.commands.serving import export, serve
 from ffcil.commands.study import demo, study
 from ffcil.commands.suggest import suggest
 from ffcil.commands.upkeep import correct, forget, history, rename, undo
@@ -33,8 +34,8 @@ app.add_typer(data.app, name="data")
 for command in (arrivals, run, demo, study, report, compare, publish, learn, predict):
     app.command()(command)
 app.command("test")(measure)
-for change in (suggest, forget, rename, correct, undo, history):
-    app.command()(change)
+for other in (suggest, forget, rename, correct, undo, history, export, serve):
+    app.command()(other)
 for listing in (methods, fields, doctor):
     app.command()(listing)
 

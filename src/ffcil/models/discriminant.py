@@ -148,10 +148,14 @@ class Discriminant:
         a class is minus half of it, up to a constant per image."""
         factor = self._factor(1 - shrinkage, shrinkage)
         means = _whitened(factor, self.means)
+        whiten = _whitened(factor, torch.eye(len(factor), dtype=factor.dtype, device=factor.device))  # [D, D]
+        lengths = means.square().sum(dim=1)
 
         def squares(features: Tensor) -> Tensor:
-            images = _whitened(factor, (features.double() - self.centre) / self.deviations)
-            return torch.cdist(images, means).square().masked_fill_(self.counts == 0, torch.inf)
+            # products only: ONNX has no triangular solver, and the formula of `cdist` depends on the number of images
+            images = (features.double() - self.centre) / self.deviations @ whiten
+            found = images.square().sum(dim=1, keepdim=True) - 2 * images @ means.mT + lengths
+            return found.clamp_min(0).masked_fill(self.counts == 0, torch.inf)
 
         return squares
 

@@ -64,9 +64,8 @@ class Novelty:
 
     def _novelty(self, described: Tensor) -> Tensor:
         beyond = (described[:, 1] - self.nearest[0]) / self.nearest[1] - FAR
-        if not self.weights.any():
-            return beyond
-        return torch.maximum(described @ self.weights[:3] + self.weights[3], beyond)
+        regression = described @ self.weights[:3] + self.weights[3]
+        return torch.where(self.weights.any(), torch.maximum(regression, beyond), beyond)  # no branch, for exports
 
     def state(self) -> dict[str, Any]:
         return dict(vars(self))

@@ -1,0 +1,84 @@
+"""`ffcil export` and `ffcil serve`: a classifier for other programs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ffcil.commands.options import AsJson, Device, Imports, import_methods
+from ffcil.commands.output import print_json, stoppable
+from ffcil.errors import InputError
+
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the classifier.")]
+FalseAlarms = Annotated[
+    str, typer.Option(metavar="RATE", help="Share of images of known classes that may be called unknown, such as 1%.")
+]
+
+
+def export(
+    model: Model,
+    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="File to write: NAME.onnx or NAME.pt2.")],
+    false_alarms: FalseAlarms = "5%",
+    imports: Imports = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a classifier as one file that programs without ffcil can use.
+
+    An .onnx file needs only onnxruntime, a .pt2 file only torch. The file contains the network, the head, the class
+    names and the limit for unknown images, and is compared with the classifier before it is kept.
+    """
+    from ffcil.classifier.classifier import Classifier
+    from ffcil.runs.run import exhaustion_explained
+    from ffcil.serving.export import export as write
+
+    import_methods(imports)
+    with stoppable(remedy=""), exhaustion_explained(model):
+        about = write(Classifier.load(model, "cpu"), to, rate(false_alarms))
+    if as_json:
+        print_json(about)
+    else:
+        unknown = "tells unknown images" if about["novelty_limit"] is not None else "does not tell unknown images"
+        print(f"{to}: {len(about['classes'])} classes, version {about['version']}, {unknown}")
+
+
+def serve(
+    model: Model,
+    port: Annotated[int, typer.Option(help="Port; 0 chooses a free one.", min=0, max=65535)] = 8000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 is reachable from other machines.")
+    ] = "127.0.0.1",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File with a token; clients that send it may teach the classifier."),
+    ] = None,
+    false_alarms: FalseAlarms = "5%",
+    device: Device = None,
+    imports: Imports = None,
+) -> None:
+    """Serve a classifier over HTTP, with a page for browsers at / and a description of all paths at /docs.
+
+    It learns in the background while the version before answers, and follows changes by other commands.
+    """
+    from ffcil.serving.extras import check_installed
+
+    check_installed("ffcil serve", "serve", "fastapi", "uvicorn", "python_multipart")
+    from ffcil.serving.server import bind, make_server, read_token
+    from ffcil.serving.service import Service
+
+    import_methods(imports)
+    token = read_token(token_file) if token_file else None
+    with bind(host, port) as reserved, stoppable(remedy=""):
+        service = Service(model, device, rate(false_alarms), imports=imports or ())
+        address = f"[{host}]" if ":" in host else host
+        learning = "learns with the token" if token else "does not learn (see --token-file)"
+        known = f"version {service.snapshot.version}, {len(service.snapshot.classes)} classes"
+        print(f"{model} ({known}) at http://{address}:{reserved.getsockname()[1]}, {learning}", flush=True)
+        make_server(service, token).run(sockets=[reserved])
+
+
+def rate(text: str) -> float:
+    """`1%` or `0.01` as a number."""
+    try:
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        raise InputError(f"The rate {text!r} is not a number: write it as 1% or 0.01.") from None

@@ -1,0 +1,142 @@
+"""Changes of a classifier while it is being served: learning in a process of its own, and undoing."""
+
+import asyncio
+import csv
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from PIL import Image
+
+from ffcil.classifier.versions import Versions
+from ffcil.errors import InputError
+from ffcil.runs.folder import locked
+
+STOPPING = 10.0
+"""Seconds that a process has to end after a request to stop."""
+NICE = 5
+"""Priority of the process that learns, below that of the one that answers."""
+
+
+@dataclass
+class Change:
+    """A change that was asked for, and how far it is."""
+
+    kind: Literal["learn", "undo"]
+    images: dict[str, int] = field(default_factory=dict)
+    """Number of images of each class."""
+    state: Literal["running", "done", "failed"] = "running"
+    note: str = ""
+    """Latest message about the progress, or why the change failed."""
+    version: int | None = None
+    """The version that the change made, or went back to."""
+    started: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
+    """Time that the change took."""
+
+    def end(self, state: Literal["done", "failed"], note: str, version: int | None = None) -> None:
+        self.state, self.note, self.version, self.seconds = state, note, version, time.monotonic() - self.started
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self.started if self.state == "running" else self.seconds
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """An image to learn, decoded and scaled."""
+
+    label: str
+    image: Image.Image
+
+
+class LearningProcess:
+    """`ffcil learn` in a process of its own: it takes no time from the answers, its memory ends with it, and the
+    service survives whatever happens to it."""
+
+    def __init__(self, folder: Path, device: str | None, imports: Sequence[str]) -> None:
+        self.folder = folder
+        self._options = [*(["--device", device] if device else []), *(f"--import={file}" for file in imports)]
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def learn(self, images: Sequence[Labelled], change: Change) -> None:
+        """Learn images. The notes of `change` follow the progress. A failure is an `InputError`."""
+        with tempfile.TemporaryDirectory(prefix="ffcil-learn-") as name:
+            temporary = Path(name)
+            table = await asyncio.to_thread(write_table, images, temporary)
+            await self._run(table, {"FFCIL_CACHE": str(temporary / "cache")}, change)
+
+    async def _run(self, table: Path, settings: dict[str, str], change: Change) -> None:
+        threads = max(1, (os.cpu_count() or 1) // 2)
+        self._process = process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "ffcil", "learn", str(self.folder), str(table), *self._options),
+            env={"OMP_NUM_THREADS": str(threads), **os.environ, **settings},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        with suppress(ProcessLookupError):  # it may have ended already
+            os.setpriority(os.PRIO_PROCESS, process.pid, NICE)
+        assert process.stderr is not None
+        last = ""
+        async for line in process.stderr:
+            if text := line.decode(errors="replace").strip():
+                # what clients see names no folder of this machine
+                text = text.removeprefix("ffcil: ").replace(str(table), "The request")
+                last = change.note = text.replace(str(self.folder), self.folder.name)
+        if status := await process.wait():
+            raise InputError(last or f"The process that learns ended with status {status}: see the log of the service.")
+
+    async def stop(self) -> None:
+        """Stop a running process. The classifier is then unchanged."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), STOPPING)
+        except TimeoutError:
+            process.kill()
+
+
+def write_table(images: Sequence[Labelled], folder: Path) -> Path:
+    """Write images and a table of their labels, so that no name of a client becomes the name of a file."""
+    with (folder / "images.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["path", "label"])
+        for number, labelled in enumerate(images):
+            labelled.image.save(folder / f"{number:06d}.png", compress_level=1)
+            writer.writerow([f"{number:06d}.png", labelled.label])
+    return folder / "images.csv"
+
+
+def counted(images: Sequence[Labelled]) -> dict[str, int]:
+    return dict(Counter(labelled.label for labelled in images))
+
+
+def earlier_version(folder: Path, history: Sequence[int], to: int | None) -> int:
+    """The version to go back to: `to`, or the one that the current one was made from.
+
+    Args:
+        history: Versions that led to the current one, which is the last of them.
+    """
+    there = Versions(folder).numbers()
+    if to is None and len(history) > 1 and history[-2] in there:
+        return history[-2]
+    if to is not None and to in there and to != history[-1]:
+        return to
+    kept = ", ".join(map(str, there)) or "none"
+    wanted = "the version before this one" if to is None else f"version {to}"
+    raise InputError(f"The classifier cannot go back to {wanted}: choose another of those that are kept ({kept}).")
+
+
+def go_back(folder: Path, version: int) -> None:
+    """Make a version the current one, unless another process is changing the classifier."""
+    with locked(folder, "wait for it"):
+        Versions(folder).switch(version)

@@ -1,0 +1,65 @@
+"""`Snapshot`: one version of a classifier, ready to answer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from PIL import Image
+
+from ffcil.classifier.classifier import Answer, Classifier
+from ffcil.classifier.versions import MODEL
+from ffcil.errors import InputError
+from ffcil.serving.unknown import novelty_limit
+
+Stamp = tuple[int, int, int]
+"""What changes if another version becomes the current one."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A classifier and what is said about it. It never changes; a change of the folder makes another one."""
+
+    classifier: Classifier
+    limit: float | None
+    """Novelty above which an image is unknown; None if the classifier cannot tell."""
+    history: Sequence[dict[str, Any]]
+    stamp: Stamp
+
+    @classmethod
+    def load(cls, folder: Path, device: str | None, false_alarms: float) -> Self:
+        stamp = stamp_of(folder)  # before the file is read: a later change is noticed
+        classifier = Classifier.load(folder, device)
+        limit = novelty_limit(classifier, false_alarms) if classifier.class_names else None
+        return cls(classifier, limit, classifier.history(), stamp)
+
+    @property
+    def version(self) -> int:
+        return self.classifier.version
+
+    @property
+    def lineage(self) -> list[int]:
+        """The versions that led to this one, which is the last."""
+        earlier = {change["version"] for change in self.history} - {self.version}
+        return [*sorted(earlier), self.version]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.classifier.class_names
+
+    def answer(self, images: Sequence[Image.Image], top: int) -> list[Answer]:
+        """Answers without a judgement of novelty, whose limit `Classifier.answer` would compute at every call."""
+        return [answer for answer in self.classifier.answer(images, top, None) if answer is not None]
+
+    def is_unknown(self, answer: Answer) -> bool | None:
+        """Whether the image is of no known class; None if the classifier cannot tell."""
+        if self.limit is None or answer.novelty is None:
+            return None
+        return answer.novelty > self.limit
+
+
+def stamp_of(folder: Path) -> Stamp:
+    if not (folder / MODEL).is_file():
+        raise InputError(f"There is no classifier in {folder}: make one with `ffcil learn {folder} IMAGES`.")
+    status = (folder / MODEL).stat()
+    return status.st_ino, status.st_mtime_ns, status.st_size
