@@ -5,11 +5,9 @@ from typing import Annotated
 
 import typer
 
-from ffcil.commands.options import AsJson, Device, Imports, import_methods
+from ffcil.commands.options import AsJson, Device, Imports, Model, import_methods, parse_share
 from ffcil.commands.output import print_json, stoppable
-from ffcil.errors import InputError
 
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the classifier.")]
 FalseAlarms = Annotated[
     str, typer.Option(metavar="RATE", help="Share of images of known classes that may be called unknown, such as 1%.")
 ]
@@ -33,7 +31,7 @@ def export(
 
     import_methods(imports)
     with stoppable(remedy=""), exhaustion_explained(model):
-        about = write(Classifier.load(model, "cpu"), to, rate(false_alarms))
+        about = write(Classifier.load(model, "cpu"), to, parse_share(false_alarms, "--false-alarms"))
     if as_json:
         print_json(about)
     else:
@@ -68,17 +66,9 @@ def serve(
     import_methods(imports)
     token = read_token(token_file) if token_file else None
     with bind(host, port) as reserved, stoppable(remedy=""):
-        service = Service(model, device, rate(false_alarms), imports=imports or ())
+        service = Service(model, device, parse_share(false_alarms, "--false-alarms"), imports=imports or ())
         address = f"[{host}]" if ":" in host else host
         learning = "learns with the token" if token else "does not learn (see --token-file)"
         known = f"version {service.snapshot.version}, {len(service.snapshot.classes)} classes"
         print(f"{model} ({known}) at http://{address}:{reserved.getsockname()[1]}, {learning}", flush=True)
         make_server(service, token).run(sockets=[reserved])
-
-
-def rate(text: str) -> float:
-    """`1%` or `0.01` as a number."""
-    try:
-        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        raise InputError(f"The rate {text!r} is not a number: write it as 1% or 0.01.") from None

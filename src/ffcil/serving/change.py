@@ -17,7 +17,6 @@ from PIL import Image
 
 from ffcil.classifier.versions import Versions
 from ffcil.errors import InputError
-from ffcil.runs.folder import locked
 
 STOPPING = 10.0
 """Seconds that a process has to end after a request to stop."""
@@ -134,9 +133,3 @@ def earlier_version(folder: Path, history: Sequence[int], to: int | None) -> int
     kept = ", ".join(map(str, there)) or "none"
     wanted = "the version before this one" if to is None else f"version {to}"
     raise InputError(f"The classifier cannot go back to {wanted}: choose another of those that are kept ({kept}).")
-
-
-def go_back(folder: Path, version: int) -> None:
-    """Make a version the current one, unless another process is changing the classifier."""
-    with locked(folder, "wait for it"):
-        Versions(folder).switch(version)

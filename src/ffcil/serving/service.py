@@ -13,11 +13,12 @@ from typing import Any
 
 from PIL import Image
 
+from ffcil.classifier.changing import undo
 from ffcil.classifier.classifier import FALSE_ALARMS, Answer
 from ffcil.classifier.versions import Versions
 from ffcil.errors import InputError
 from ffcil.serving.batcher import Batcher
-from ffcil.serving.change import Change, Labelled, LearningProcess, counted, earlier_version, go_back
+from ffcil.serving.change import Change, Labelled, LearningProcess, counted, earlier_version
 from ffcil.serving.limits import Limits
 from ffcil.serving.refusal import Refusal
 from ffcil.serving.snapshot import Snapshot, stamp_of
@@ -120,20 +121,20 @@ class Service:
         except InputError as error:
             raise Refusal(409, str(error)) from error
         change = Change("undo")
-        self._begin(change, asyncio.to_thread(go_back, self.folder, number))
+        self._begin(change, asyncio.to_thread(undo, self.folder, number))
         return change
 
     def versions(self) -> list[int]:
         """Numbers of the versions that are kept."""
         return Versions(self.folder).numbers()
 
-    def _begin(self, change: Change, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, change: Change, work: Coroutine[Any, Any, object]) -> None:
         self.change = change
         task = asyncio.create_task(self._make(change, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _make(self, change: Change, work: Coroutine[Any, Any, None]) -> None:
+    async def _make(self, change: Change, work: Coroutine[Any, Any, object]) -> None:
         before, failure = self.snapshot.version, ""
         try:
             await work
