@@ -240,6 +240,82 @@ def sharing(path: Path) -> str:
     return "\n".join([*lines, ""])
 
 
+def fortnight(path: Path) -> str:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    names = [name for name, value in document["days"][0].items() if isinstance(value, dict)]
+    lines = [
+        "## A fortnight in the life of a classifier",
+        "",
+        f"{made_by(document['environment'])}. Accuracy in percent after each day, and the seconds of the day.",
+        "",
+        f"| day | classes | images (of known classes) | corrected | {' | '.join(names)} |",
+        f"|---|---|---|---|{'---|' * len(names)}",
+    ]
+    for day in document["days"]:
+        dropped = ", one dropped" if day["dropped"] else ""
+        figures = " | ".join(f"{day[name]['accuracy']:.1f} ({day[name]['seconds']:.1f} s)" for name in names)
+        lines.append(
+            f"| {day['day']} | {day['classes']}{dropped} | {day['images']} ({day['of_known_classes']}) "
+            f"| {day['corrected']} | {figures} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def calibration(path: Path) -> str:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    whole, other = document["all_classes"], document["all_classes_against_something_else"]
+    lines = [
+        "## AnyArrival: calibration and unknown classes",
+        "",
+        f"{made_by(document['environment'])}. All classes: accuracy {whole['accuracy']:.1f} %, expected calibration "
+        f"error {whole['expected_calibration_error']:.2f} % on {whole['images']:,} test images. Pictures of something "
+        f"else altogether: AUROC {other['novelty']['auroc']:.1f}, and {other['highest_probability']['auroc']:.1f} by "
+        "the highest probability. Half of the classes unknown:",
+        "",
+        "| seed of the half | AUROC | by the highest probability | called unknown at 5 %: known, unknown images |",
+        "|---|---|---|---|",
+    ]
+    for row in document["halves"]:
+        novelty, plain = row["novelty"], row["highest_probability"]
+        at = novelty["called_unknown_at_5%"]
+        shares = f"{at['known']:.1f} %, {at['unknown']:.1f} %"
+        lines.append(f"| {row['seed']} | {novelty['auroc']:.1f} | {plain['auroc']:.1f} | {shares} |")
+    return "\n".join([*lines, ""])
+
+
+def serving(path: Path) -> str:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    usual, learning, memory = (document[key] for key in ("milliseconds", "milliseconds_while_learning", "memory_mib"))
+    return "\n".join(
+        [
+            "## Serving a classifier",
+            "",
+            f"- {made_by(document['environment'])}: {document['clients']} clients for {document['seconds']:.0f} s on a "
+            f"machine with load {document['load_average'][0]}: {document['requests']:,} requests, {document['failed']} "
+            f"failed; p50 {usual['p50']:.0f} ms, p99 {usual['p99']:.0f} ms, and {learning['p99']:.0f} ms while a step "
+            f"was learned. Memory {memory['first_quarter']:.0f} MiB in the first quarter, "
+            f"{memory['last_quarter']:.0f} MiB in the last.",
+            "",
+        ]
+    )
+
+
+def many_arrivals(path: Path) -> str:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    steps = document["steps"]
+    return "\n".join(
+        [
+            "## AnyArrival: many classes in many arrivals",
+            "",
+            f"- {made_by(document['environment'])}: {document['images']:,} made-up images of {document['features']} "
+            f"features, {steps[-1]['classes']:,} classes in {len(steps):,} arrivals. The slowest step took "
+            f"{document['slowest_step_seconds']:.1f} s, all of them {document['all_seconds']:.0f} s; peak memory "
+            f"{steps[-1]['peak_megabytes']:,.0f} MB, of which {document['kept_megabytes']:,.0f} MB are kept features.",
+            "",
+        ]
+    )
+
+
 def made_by(environment: dict[str, Any]) -> str:
     return (
         f"{environment['device']}, torch {environment['torch']}, commit {environment['commit']}: "
@@ -257,6 +333,10 @@ def page() -> str:
         beside_pycil(sorted(RESULTS.glob("beside-pycil*.json"))),
         sharing(RESULTS / "sharing.json"),
         packing(RESULTS / "packing.json"),
+        fortnight(RESULTS / "fortnight.json"),
+        calibration(RESULTS / "calibration-cars.json"),
+        many_arrivals(RESULTS / "many-arrivals.json"),
+        serving(RESULTS / "serving.json"),
     ]
     return "\n".join(parts)
 

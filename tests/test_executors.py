@@ -348,7 +348,7 @@ def test_an_interrupted_study_leaves_no_process(tmp_path: Path, colours: Path) -
     study = write_small_study(tmp_path / "small.yaml", colours, epochs=5000)
     process = launch(study, tmp_path / "out", "--jobs", "2")
     runs = tmp_path / "out" / "runs"
-    wait_until(lambda: len(list(runs.glob("*/checkpoints/*.safetensors"))) == 2, process)
+    wait_until(lambda: len({file.parent for file in runs.glob("*/checkpoints/*.safetensors")}) == 2, process)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate()
     assert process.returncode == 130
