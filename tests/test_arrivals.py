@@ -487,7 +487,7 @@ def test_invalid_traces_are_an_error(tmp_path: Path, lines: list[str], window: A
 def test_unreadable_traces_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"absent\.csv"):
         from_trace(tmp_path / "absent.csv", "1d")
-    with pytest.raises(InputError, match="directory"):
+    with pytest.raises(InputError, match="is not a regular file"):
         from_trace(tmp_path, "1d")
     (tmp_path / "binary.csv").write_bytes(b"class,time\n\xff\xfe,1")
     with pytest.raises(InputError, match=r"binary\.csv.*UTF-8"):

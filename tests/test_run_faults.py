@@ -114,7 +114,7 @@ def without_identity(path: Path) -> dict[str, Any]:
 
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-        skeleton = file.metadata()["skeleton"]
+        skeleton = file.metadata()["state"].partition(" ")[2]
     save_file(tensors, path, metadata={"skeleton": skeleton})
     return state
 

@@ -51,7 +51,8 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
     tensors: dict[str, Tensor] = {}
     skeleton = _flatten(state, "", tensors)
     text = json.dumps(skeleton)
-    write_whole(path, save(tensors, metadata={"skeleton": text, "digest": _digest(text, tensors)}))
+    # One entry, because safetensors writes several in any order, and equal states should give equal files.
+    write_whole(path, save(tensors, metadata={"state": f"{_digest(text, tensors)} {text}"}))
 
 
 def _digest(skeleton: str, tensors: Mapping[str, Tensor]) -> str:
@@ -80,9 +81,13 @@ def load_state(path: Path, remedy: str = "remove the run's folder and start agai
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
             metadata = file.metadata()
-        if "digest" in metadata and metadata["digest"] != _digest(metadata["skeleton"], tensors):
+        if "state" in metadata:
+            digest, _, skeleton = metadata["state"].partition(" ")
+        else:
+            digest, skeleton = "", metadata["skeleton"]
+        if "state" in metadata and digest != _digest(skeleton, tensors):
             raise ValueError("its content does not have its digest")
-        state: dict[str, Any] = _unflatten(json.loads(metadata["skeleton"]), tensors)
+        state: dict[str, Any] = _unflatten(json.loads(skeleton), tensors)
     except (SafetensorError, TypeError, KeyError, AttributeError, ValueError) as error:
         raise InputError(f"Checkpoint {path} is damaged ({error}): {remedy}.") from error
     return state
