@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,6 +38,10 @@ os.environ.setdefault("FFCIL_CACHE_OF_TESTS", _cache.name)
 os.environ["FFCIL_CACHE"] = os.environ["FFCIL_CACHE_OF_TESTS"]
 
 AUGMENTATION = Augmentation(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), padding=1, flip=True)
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests of Ctrl-C would wait for it
 
 
 @pytest.fixture(autouse=True)
