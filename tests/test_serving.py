@@ -529,7 +529,7 @@ def test_the_command_refuses_what_cannot_be_served(saved: Path, tmp_path: Path, 
     assert "no token file" in sentence(str(saved), "--token-file", str(tmp_path / "token"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "choose another with --port" in sentence(str(saved), "--port", str(taken.getsockname()[1]))
-    assert "is not a number: write it as 1% or 0.01" in sentence(str(saved), "--port", "0", "--false-alarms", "few")
+    assert "Cannot read --false-alarms 'few'" in sentence(str(saved), "--port", "0", "--false-alarms", "few")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "needs the package fastapi: pip install 'ffcil[serve]'" in sentence(str(saved))
 
