@@ -209,9 +209,12 @@ def test_clients_at_the_same_time_are_answered_together() -> None:
 # --- changes --------------------------------------------------------------------------------------------------------
 
 
-def test_learning_in_the_background_and_undo(model: Path, photos: list[Path], tmp_path: Path) -> None:
+def test_learning_in_the_background_and_undo(
+    model: Path, photos: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Learning by the service equals learning from the files, the old version answers meanwhile, and nothing of the
     images stays but what the classifier keeps."""
+    monkeypatch.setenv("FFCIL_CACHE", str(tmp_path / "cache"))  # other tests add to the usual one at the same time
     name, eels = "eel / élève", photos[12:]
     direct = Classifier.load(model, "cpu")
     direct.learn(write_table(tmp_path / "eels", eels, name))
