@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ffcil.atomic import write_whole
 from ffcil.config.resolve import resolve
-from ffcil.runs.atomic import write_whole
 from ffcil.runs.environment import describe_environment
 from ffcil.runs.published import without_machine_paths
 from ffcil.training.engine import Engine

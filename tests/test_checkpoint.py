@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from ffcil.atomic import write_whole
 from ffcil.errors import InputError
-from ffcil.runs.atomic import write_whole
 from ffcil.runs.checkpoint import load_state, save_checkpoint, save_state
 from ffcil.runs.folder import checkpoint_name, checkpoints
 

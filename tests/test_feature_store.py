@@ -58,6 +58,22 @@ def test_many_small_parts_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not asked.images
 
 
+def test_parts_that_another_process_joins_meanwhile_are_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feature_store, "FEW", 1)
+    reader, writer = FeatureStore("key", 2, tmp_path), FeatureStore("key", 2, tmp_path)
+    writer.features(torch.tensor([1]), Asked(torch.tensor([1])))
+    listed = FeatureStore._listed
+    before = listed(reader)
+    writer.features(torch.tensor([2]), Asked(torch.tensor([2])))  # joins both parts
+    answers = iter([before])
+    monkeypatch.setattr(FeatureStore, "_listed", lambda self: next(answers, None) or listed(self))
+    asked = Asked(torch.tensor([1, 2]))
+    assert torch.equal(reader.features(asked.digests, asked), made(asked.digests).half().float())
+    assert not asked.images
+
+
 def test_a_part_without_digests_is_not_there(tmp_path: Path) -> None:
     """That is what a process leaves that is killed between the two files."""
     store = FeatureStore("key", 2, tmp_path)

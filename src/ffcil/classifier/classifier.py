@@ -90,7 +90,7 @@ class Description:
     novelty: Tensor | None
     """How unlike everything learned each image is, [N]; None if too few images were learned."""
     features: Tensor
-    """Features, [N, D]. Cosines of `Learner.compared` features compare images."""
+    """Features, [N, D]. Cosines of `Learner.comparable_features` compare images."""
 
 
 class Classifier:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from ffcil.atomic import remove_drafts, sync
 from ffcil.errors import InputError
-from ffcil.runs.atomic import remove_drafts
 from ffcil.runs.checkpoint import load_state, save_state
 
 MODEL = "model.safetensors"
@@ -107,7 +107,7 @@ class Versions:
         draft.unlink(missing_ok=True)
         _another_name(path, draft)
         draft.replace(self.current)
-        _flush(self.folder)
+        sync(self.folder)
 
     def _find(self, number: int) -> Path:
         path = self.path(number)
@@ -137,13 +137,4 @@ def _another_name(path: Path, name: Path) -> None:
         os.link(path, name)
     except OSError:
         shutil.copyfile(path, name)
-        _flush(name)
-
-
-def _flush(path: Path) -> None:
-    """Write a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(name)

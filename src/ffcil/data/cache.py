@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from platformdirs import user_cache_path
 
+from ffcil.atomic import sync
 from ffcil.errors import DamagedError, InputError
 from ffcil.locks import lock
 
@@ -76,9 +77,9 @@ def _fill(draft: Path, folder: Path, make: Callable[[Path], None]) -> None:
     try:
         make(draft)
         for path in (*draft.rglob("*"), draft):
-            _sync(path)  # before the folder is renamed, which marks it as complete
+            sync(path)  # before the folder is renamed, which marks it as complete
         draft.rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
     except Exception as error:  # not for Ctrl-C, after which the draft can be continued
         shutil.rmtree(draft, ignore_errors=True)
         if isinstance(error, OSError) and folder.is_dir():  # another process finished first
@@ -89,12 +90,3 @@ def _fill(draft: Path, folder: Path, make: Callable[[Path], None]) -> None:
                 remedy = "raise the limit on the size of files with `ulimit -f`"
             raise InputError(f"{folder} could not be written ({error.strerror or error}): {remedy}.") from error
         raise
-
-
-def _sync(path: Path) -> None:
-    """Write a file or the entries of a folder to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

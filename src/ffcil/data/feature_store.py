@@ -5,17 +5,17 @@ float16 and are memory-mapped. A part is written whole, so that several processe
 at worst an image is there twice.
 """
 
-import os
 import uuid
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ffcil.atomic import write_whole
 from ffcil.data.cache import cache_folder
 
 SMALL = 4096
@@ -61,10 +61,15 @@ class FeatureStore:
 
     def _read_parts(self) -> None:
         """Map parts that were not there before, and drop those that are gone."""
-        there = sorted(path.name for path in self.folder.glob("*.digests.npy"))
+        there = self._listed()
         if there == list(self._parts):
             return
-        self._parts = {name: self._parts.get(name) or self._map(name) for name in there}
+        while True:
+            try:
+                self._parts = {name: self._parts.get(name) or self._map(name) for name in there}
+                break
+            except FileNotFoundError:  # another process has joined small parts since they were listed
+                there = self._listed()
         digests = [digests for digests, _ in self._parts.values()]
         places = [
             np.stack([np.full(len(part), number), np.arange(len(part))], axis=1) for number, part in enumerate(digests)
@@ -72,6 +77,9 @@ class FeatureStore:
         joined = np.concatenate([np.empty(0, np.int64), *digests])
         self._digests, first = np.unique(joined, return_index=True)
         self._places = np.concatenate([np.empty((0, 2), np.int64), *places])[first]
+
+    def _listed(self) -> list[str]:
+        return sorted(path.name for path in self.folder.glob("*.digests.npy"))
 
     def _map(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.float16]]:
         digests = np.load(self.folder / name)
@@ -94,13 +102,6 @@ class FeatureStore:
         self.folder.mkdir(parents=True, exist_ok=True)
         name = uuid.uuid4().hex
         for kind, values in (("features", features), ("digests", digests)):
-            _write_whole(self.folder / f"{name}.{kind}.npy", values)
-
-
-def _write_whole(path: Path, values: NDArray[Any]) -> None:
-    draft = path.with_name(f".{path.name}")
-    with draft.open("wb") as file:
-        np.save(file, values)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+            content = BytesIO()
+            np.save(content, values)
+            write_whole(self.folder / f"{name}.{kind}.npy", content.getvalue())

@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from ffcil.atomic import write_whole
 from ffcil.errors import InputError
-from ffcil.runs.atomic import write_whole
 from ffcil.runs.folder import checkpoint_name, checkpoints
 
 KEPT = 2

@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, overload
 
+from ffcil.atomic import named_errors, write_whole
 from ffcil.config.base import validate
 from ffcil.config.settings import RunConfig
 from ffcil.errors import BusyError, InputError
 from ffcil.locks import Held, holder, is_held, lock, named
 from ffcil.metrics import Confusion, CountTable
 from ffcil.runs import stored
-from ffcil.runs.atomic import named_errors, write_whole
 from ffcil.runs.counts import Counts, pack_counts, unpack_counts
 from ffcil.runs.stored import Fields, StoredRun
 

@@ -10,10 +10,10 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from ffcil.atomic import write_whole
 from ffcil.config.earlier import renewed
 from ffcil.errors import InputError
 from ffcil.metrics import Confusion, CountTable
-from ffcil.runs.atomic import write_whole
 from ffcil.runs.folder import RunFolder
 from ffcil.runs.stored import Fields, StoredRun, check_config, check_fields, check_part, check_record, check_sizes
 

@@ -12,6 +12,7 @@ import torch
 
 from ffcil import metrics
 from ffcil.arrivals import Arrivals
+from ffcil.atomic import remove_drafts
 from ffcil.config.settings import RunConfig
 from ffcil.data.augment import Augmentation
 from ffcil.data.sources import DataSet, load_dataset
@@ -20,7 +21,6 @@ from ffcil.methods import build_learner, complete, find_method
 from ffcil.methods.learner import Learner
 from ffcil.methods.parts.exemplars import exemplars_per_class
 from ffcil.models.pretrained import normalisation_of_weights
-from ffcil.runs.atomic import remove_drafts
 from ffcil.runs.counts import Counts
 from ffcil.runs.environment import Session, describe_environment, describe_method
 from ffcil.runs.folder import RunFolder, locked

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from pydantic import Field
 
+from ffcil.atomic import write_whole
 from ffcil.config.base import Settings, validate
 from ffcil.config.earlier import renewed
 from ffcil.config.reading import read_yaml
@@ -28,7 +29,6 @@ from ffcil.config.settings import RunConfig, Seed
 from ffcil.data.sources import SOURCES
 from ffcil.errors import InputError, unknown
 from ffcil.methods import complete, find_method
-from ffcil.runs.atomic import write_whole
 from ffcil.runs.identity import identity
 from ffcil.studies.executors.job import Job
 

@@ -34,6 +34,15 @@ def named_errors(path: Path) -> Iterator[None]:
         raise
 
 
+def sync(path: Path) -> None:
+    """Write a file, or the names in a folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def remove_drafts(folder: Path) -> None:
     """Remove the temporary files of processes that were killed while writing."""
     for draft in folder.rglob(".*.draft"):
