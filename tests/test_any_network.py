@@ -14,8 +14,9 @@ from timm.data import resolve_data_config
 from torch import Tensor
 
 from conftest import AUGMENTATION, Make, coloured_images, seeded, small_config, small_stream, write_colours
-from ffcil.classifier.classifier import MODEL, Classifier
+from ffcil.classifier.classifier import Classifier
 from ffcil.classifier.teaching import teach
+from ffcil.classifier.versions import MODEL
 from ffcil.config.resolve import resolve
 from ffcil.data.image_set import ImageSet
 from ffcil.data.sources import load_dataset

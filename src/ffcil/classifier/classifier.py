@@ -8,17 +8,18 @@ import itertools
 import math
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from ffcil.calibration import expected_calibration_error
+from ffcil.classifier.answers import FALSE_ALARMS, Answer, Description, Guess
 from ffcil.classifier.history import Change, names_today
+from ffcil.classifier.reading import Labelled, never_learned, read_labelled
 from ffcil.classifier.steps import LearningFile, Step
 from ffcil.classifier.unknown import measure_detection
 from ffcil.classifier.versions import MODEL, Retention, Versions, check_model
@@ -26,11 +27,10 @@ from ffcil.config.earlier import renewed
 from ffcil.config.resolve import build_config, merge_overrides
 from ffcil.config.settings import RunConfig
 from ffcil.data.image_set import ImageSet
-from ffcil.data.own_images import DEFAULT_SIZE, TRAIN, own_augmentation
-from ffcil.data.pictures import Frame, Picture, frames, image_set_of, store_frames
+from ffcil.data.own_images import DEFAULT_SIZE, own_augmentation
+from ffcil.data.pictures import Frame, Picture, frames, store_frames
 from ffcil.data.placement import place
 from ffcil.data.ragged import Images, RaggedImages
-from ffcil.data.sources import list_own
 from ffcil.errors import InputError, unknown
 from ffcil.methods import METHODS, build_learner, complete, find_method
 from ffcil.methods.conventional import Conventional
@@ -45,52 +45,12 @@ from ffcil.stream import Increment
 from ffcil.training.engine import Engine, evaluating
 from ffcil.training.progress import Listener
 
-Labelled = str | Path | ImageSet | Dataset[Any]
-"""A folder of class folders, a Parquet or CSV file, an `ImageSet`, or any map-style data set of (image, label)."""
 Value = TypeVar("Value")
 LEARNING = "learning.safetensors"
-FALSE_ALARMS = 0.05
-"""Default share of images of known classes that may be called unknown."""
 CHANGEABLE = ("weights", "memory", "train", "evaluate_batch", "checkpoint_seconds")
 """Fields of a configuration that may change between two steps, because nothing that was learned depends on them."""
 UNUSED = ("dataset", "arrivals", "class_seed", "arrival_seed")
 """Fields of a configuration that a classifier does not use."""
-
-
-@dataclass(frozen=True)
-class Guess:
-    """A possible class of an image."""
-
-    name: str
-    score: float
-    """Softmax of the method's scores over all classes, between 0 and 1. That of `anyarrival` is a probability; that of
-    other methods is not calibrated."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a classifier says about an image."""
-
-    guesses: tuple[Guess, ...]
-    """The most likely classes, best first."""
-    novelty: float | None
-    """How unlike everything learned the image is; None if the method cannot say."""
-    unknown: bool
-    """Whether the novelty is above the limit for the chosen rate of false alarms."""
-
-
-@dataclass(frozen=True)
-class Description:
-    """What a classifier computes for images."""
-
-    read: tuple[int, ...]
-    """Positions of the images that could be read. All others are left out below."""
-    scores: Tensor
-    """Scores of the classes, [N, C]."""
-    novelty: Tensor | None
-    """How unlike everything learned each image is, [N]; None if too few images were learned."""
-    features: Tensor
-    """Features, [N, D]. Cosines of `Learner.comparable_features` compare images."""
 
 
 class Classifier:
@@ -218,7 +178,7 @@ class Classifier:
         try:
             found = self.learner.remove(right.to(self.engine.device))
             if not found.all():
-                raise _never_learned(images, found)
+                raise never_learned(images, found)
             notes = self.learn(right, listener=listener)
         except BaseException:
             self.steps, self._changes = steps, changes
@@ -270,7 +230,7 @@ class Classifier:
 
     def read(self, images: Labelled, allow_outside: bool = False) -> ImageSet:
         """Read new images as `learn` does. With `allow_outside`, a table may name files outside its own folder."""
-        new = self._read(images, allow_outside)[0]
+        new = read_labelled(images, self.size, allow_outside)[0]
         if not len(new):
             raise InputError("There are no images to learn: add some.")
         if len(set(new.class_names)) < new.classes:
@@ -280,35 +240,6 @@ class Classifier:
     def learned(self, images: ImageSet) -> bool:
         """Whether the same images were learned at an earlier step."""
         return Step.of(images).digest in {step.digest for step in self.steps}
-
-    def _read(self, images: Labelled, allow_outside: bool) -> tuple[ImageSet, ImageSet]:
-        """Read the training images and the test images: the same images if there is no split."""
-        if isinstance(images, str | Path):
-            listing = list_own(Path(images).expanduser())
-            train, test = listing.undivided().load(self.size, allow_outside=allow_outside)
-            return train, train if listing.random_split else test
-        read = images if isinstance(images, ImageSet) else image_set_of(images, self.size)
-        self._check_form(read.images)
-        used = read.counts().nonzero().flatten().tolist()
-        if len(used) == read.classes and not (read.labels < 0).any():
-            return read, read
-        # a part of a larger set: only the classes that occur count
-        position = torch.full((read.classes + 1,), -1)
-        position[used] = torch.arange(len(used))
-        own = replace(read, labels=position.to(read.labels.device)[read.labels])
-        rows = (own.labels >= 0).nonzero().flatten()
-        part = replace(own.subset(rows), class_names=tuple(read.class_names[k] for k in used))
-        return part, part
-
-    def _check_form(self, images: Images) -> None:
-        expected = store_frames([], self.size)
-        if isinstance(images, Tensor) and isinstance(expected, Tensor) and images.shape[2:] == expected.shape[2:]:
-            return
-        if isinstance(images, RaggedImages) and isinstance(expected, RaggedImages):
-            return
-        raise InputError(
-            f"The ImageSet is not stored for an input of {self.size} pixels: make it with `image_set_of` for that size."
-        )
 
     def _increment(self, new: ImageSet) -> Increment:
         """The next step: the new images follow the exemplars."""
@@ -428,7 +359,7 @@ class Classifier:
             false_alarms: Share of images of known classes that may be called unknown.
             allow_outside: Whether a table may name files outside its own folder.
         """
-        labelled, true = self._known(self._read(images, allow_outside)[1])
+        labelled, true = self._known(read_labelled(images, self.size, allow_outside)[1])
         if not len(labelled):
             raise InputError("There are no images to test on: add some.")
         names = self.class_names
@@ -567,16 +498,6 @@ def _absolute(config: RunConfig) -> RunConfig:
     if not config.weights or not Path(config.weights).is_file():
         return config
     return config.model_copy(update={"weights": str(Path(config.weights).resolve())})
-
-
-def _never_learned(images: Labelled, found: Tensor) -> InputError:
-    """The error for images to correct that were never learned, with the name of the first one if it is a file."""
-    missing = (~found).nonzero().flatten().tolist()
-    rest = "leave them out, or learn them"
-    if not isinstance(images, str | Path):
-        return InputError(f"{len(missing)} of {len(found)} images were never learned: {rest}.")
-    name = list_own(Path(images).expanduser()).undivided().names_of(TRAIN)[missing[0]]
-    return InputError(f"{len(missing)} of {len(found)} images were never learned, such as {name}: {rest}.")
 
 
 def _untested(step: int, before: int, now: int, train: ImageSet, rows: Tensor) -> Increment:

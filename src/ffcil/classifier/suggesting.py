@@ -9,7 +9,8 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ffcil.classifier.classifier import Classifier, Guess
+from ffcil.classifier.answers import Guess
+from ffcil.classifier.classifier import Classifier
 from ffcil.data.own_images import TRAIN
 from ffcil.data.sources import list_own
 from ffcil.errors import InputError

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ffcil.classifier.classifier import LEARNING, Classifier, Labelled
+from ffcil.classifier.classifier import LEARNING, Classifier
+from ffcil.classifier.reading import Labelled
 from ffcil.classifier.versions import FOLDER, MODEL
 from ffcil.config.settings import RunConfig
 from ffcil.data.sources import list_own

@@ -151,7 +151,7 @@ def measure(
     """
     from rich.table import Table
 
-    from ffcil.classifier.classifier import FALSE_ALARMS
+    from ffcil.classifier.answers import FALSE_ALARMS
     from ffcil.data.layouts import image_files
 
     asked = None if false_alarms is None else parse_share(false_alarms, "--false-alarms")

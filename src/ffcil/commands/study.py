@@ -54,13 +54,9 @@ def study(
     grid = load_study(recipe)
     # Absolute paths without duplicates: a continued study may already list a file that is given again.
     asked = list(map(os.path.abspath, imports or []))
-    files = list(dict.fromkeys((*grid.imports, *asked)))
-    if (foreign := [file for file in grid.imports if file not in asked]) and not trust:
-        code, remedy = f"{recipe} imports Python code: {', '.join(foreign)}", "--trust, or --import FILE for each file"
-        if not dry_run:
-            raise InputError(f"{code}: read it, then add {remedy}.")
-        print(printable(f"{code}\nThe code was not run, and the runs are not listed: read it, then add {remedy}."))
+    if not _may_run(recipe, [] if trust else [file for file in grid.imports if file not in asked], dry_run):
         return
+    files = list(dict.fromkeys((*grid.imports, *asked)))
     import_methods(files)
     grid = narrow(
         grid,
@@ -83,6 +79,18 @@ def study(
     with stoppable():
         if not run_study(plan, chosen, patience and 60 * patience):
             raise typer.Exit(1)
+
+
+def _may_run(recipe: str, foreign: list[str], dry_run: bool) -> bool:
+    """Whether no code has to be trusted first. `foreign` are Python files that only the study names: an error, or in a
+    dry run a list of them."""
+    if not foreign:
+        return True
+    code, remedy = f"{recipe} imports Python code: {', '.join(foreign)}", "--trust, or --import FILE for each file"
+    if not dry_run:
+        raise InputError(f"{code}: read it, then add {remedy}.")
+    print(printable(f"{code}\nThe code was not run, and the runs are not listed: read it, then add {remedy}."))
+    return False
 
 
 def demo(

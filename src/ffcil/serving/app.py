@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
 from ffcil import __version__
@@ -71,18 +71,25 @@ def create_app(service: Service, token: str | None = None) -> FastAPI:
             headers["retry-after"] = "1"
         return JSONResponse({"detail": refusal.sentence}, refusal.status, headers)
 
-    async def check_token(request: Request) -> None:
-        if token is None:
-            raise Refusal(403, "This service does not learn: start it with --token-file FILE.")
-        kind, _, sent = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not hmac.compare_digest(sent.strip().encode(), token.encode()):
-            raise Refusal(401, "The token is missing or wrong: send the header `Authorization: Bearer TOKEN`.")
+    for router in (
+        _answers(service, metrics),
+        _changes(service, token),
+        _operation(service, metrics, token is not None),
+    ):
+        app.include_router(router)
+    for path, file in (("/", "page.html"), ("/docs", "docs.html")):
+        app.add_api_route(path, _page(PAGES / file), include_in_schema=False)
 
-    # --- answers --------------------------------------------------------------------------------------------------
+    paths = {"/", "/docs", "/openapi.json", *app.openapi()["paths"]}
+    app.add_middleware(Guard, limits=service.limits, metrics=metrics, paths=paths)
+    return app
 
-    @app.post(
-        "/predict", openapi_extra=PREDICT_BODY, responses=refusals(400, 408, 413, 415, 503, 504), tags=["answers"]
-    )
+
+def _answers(service: Service, metrics: Metrics) -> APIRouter:
+    """Paths that everybody may use."""
+    router = APIRouter(tags=["answers"])
+
+    @router.post("/predict", openapi_extra=PREDICT_BODY, responses=refusals(400, 408, 413, 415, 503, 504))
     async def predict(request: Request, top: Annotated[int, Query(ge=1, le=MOST_GUESSES)] = 3) -> Answers:
         """The most likely classes of an image or of many, and whether an image is of no known class."""
         uploads = await read_uploads(request, service.limits.images)
@@ -97,51 +104,66 @@ def create_app(service: Service, token: str | None = None) -> FastAPI:
         answers = [ImageAnswer.of(upload.name, one, top) for upload, one in zip(uploads, told, strict=True)]
         return Answers(version=told[0].version, answers=answers)
 
-    @app.get("/classes", tags=["answers"])
+    @router.get("/classes")
     async def classes() -> Classes:
         """The known classes."""
         return Classes(version=service.snapshot.version, classes=list(service.snapshot.classes))
 
-    # --- changes --------------------------------------------------------------------------------------------------
+    return router
 
-    @app.get("/history", tags=["changes"])
+
+def _changes(service: Service, token: str | None) -> APIRouter:
+    """Paths that show and make changes. Making one needs the token."""
+    router = APIRouter(tags=["changes"])
+
+    async def check_token(request: Request) -> None:
+        if token is None:
+            raise Refusal(403, "This service does not learn: start it with --token-file FILE.")
+        kind, _, sent = request.headers.get("authorization", "").partition(" ")
+        if kind.lower() != "bearer" or not hmac.compare_digest(sent.strip().encode(), token.encode()):
+            raise Refusal(401, "The token is missing or wrong: send the header `Authorization: Bearer TOKEN`.")
+
+    @router.get("/history")
     async def history() -> History:
         """What the classifier learned when, and how well it knows it."""
         snapshot = service.snapshot
         return History(version=snapshot.version, versions=service.versions(), changes=list(snapshot.history))
 
-    @app.post(
+    @router.post(
         LEARN,
         status_code=202,
         dependencies=[Depends(check_token)],
         openapi_extra=LEARN_BODY,
         responses=refusals(400, 401, 403, 408, 409, 413, 415),
-        tags=["changes"],
     )
     async def learn(request: Request) -> ChangeStatus:
         """Learn new classes, or more images of known ones, in the background. `GET /health` tells how far it is."""
         service.check_idle()  # before a large request is read
         return ChangeStatus.of(await service.learn(await read_uploads(request, service.limits.learn_images)))
 
-    @app.post(
+    @router.post(
         "/undo",
         status_code=202,
         dependencies=[Depends(check_token)],
         responses=refusals(401, 403, 409),
-        tags=["changes"],
     )
     async def undo(to: Annotated[int | None, Query(ge=1)] = None) -> ChangeStatus:
         """Go back to the version before the current one, or to another one that is kept."""
         return ChangeStatus.of(service.undo(to))
 
-    # --- operation ------------------------------------------------------------------------------------------------
+    return router
 
-    @app.get("/health", tags=["operation"])
+
+def _operation(service: Service, metrics: Metrics, learns: bool) -> APIRouter:
+    """Paths for those who run the service."""
+    router = APIRouter(tags=["operation"])
+
+    @router.get("/health")
     async def health() -> Health:
         """Whether the service works, which version answers, and how far a change is."""
-        return Health.of(service, token is not None)
+        return Health.of(service, learns)
 
-    @app.get("/metrics", response_class=PlainTextResponse, tags=["operation"])
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def show_metrics() -> PlainTextResponse:
         """Counters in the format of Prometheus."""
         gauges = {
@@ -153,14 +175,7 @@ def create_app(service: Service, token: str | None = None) -> FastAPI:
         }
         return PlainTextResponse(metrics.text(gauges), media_type="text/plain; version=0.0.4")
 
-    # --- pages ----------------------------------------------------------------------------------------------------
-
-    for path, file in (("/", "page.html"), ("/docs", "docs.html")):
-        app.add_api_route(path, _page(PAGES / file), include_in_schema=False)
-
-    paths = {"/", "/docs", "/openapi.json", *app.openapi()["paths"]}
-    app.add_middleware(Guard, limits=service.limits, metrics=metrics, paths=paths)
-    return app
+    return router
 
 
 def _page(path: Path) -> Any:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from ffcil import __version__
-from ffcil.classifier.classifier import FALSE_ALARMS, Classifier
+from ffcil.classifier.answers import FALSE_ALARMS
+from ffcil.classifier.classifier import Classifier
 from ffcil.data.decoding import LARGE, short_side_for
 from ffcil.errors import InputError
 from ffcil.serving.extras import check_installed

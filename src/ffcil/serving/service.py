@@ -13,8 +13,8 @@ from typing import Any
 
 from PIL import Image
 
+from ffcil.classifier.answers import FALSE_ALARMS, Answer
 from ffcil.classifier.changing import undo
-from ffcil.classifier.classifier import FALSE_ALARMS, Answer
 from ffcil.classifier.versions import Versions
 from ffcil.errors import InputError
 from ffcil.serving.batcher import Batcher

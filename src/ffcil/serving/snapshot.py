@@ -7,7 +7,8 @@ from typing import Any, Self
 
 from PIL import Image
 
-from ffcil.classifier.classifier import Answer, Classifier
+from ffcil.classifier.answers import Answer
+from ffcil.classifier.classifier import Classifier
 from ffcil.classifier.versions import MODEL
 from ffcil.errors import InputError
 from ffcil.serving.unknown import novelty_limit
