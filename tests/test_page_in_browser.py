@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from browsing import Opened, needs_chromium
+from browsing import browser as browser  # a fixture
 from ffcil.report import Contents, load_runs, write_page
 from invented_runs import SCHEDULES, random_hits, write_run, write_schedules
 from test_hostile_folders import SCRIPT, hostile_study
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed; apt-get install chromium")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
+pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")
@@ -37,23 +27,13 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_page(load_runs(folder), folder / "report.html")
 
 
-class Opened:
-    """An open page with its errors and requests."""
-
-    def __init__(self, browser: Any, path: Path, width: int, scheme: str) -> None:
-        self.page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        self.errors: list[str] = []
-        self.requests: list[str] = []
-        self.page.on("console", lambda m: self.errors.append(m.text) if m.type in ("error", "warning") else None)
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(path.as_uri())
-        self.page.wait_for_selector(".plot .main-svg")
+def open_page(browser: Any, path: Path, width: int, scheme: str) -> Opened:
+    return Opened(browser, path.as_uri(), ".plot .main-svg", width, scheme)
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_page_loads_without_errors_or_further_requests(browser: Any, path: Path, width: int, scheme: str) -> None:
-    opened = Opened(browser, path, width, scheme)
+    opened = open_page(browser, path, width, scheme)
     page = opened.page
     assert opened.errors == []
     assert opened.requests == [path.as_uri()]
@@ -73,7 +53,7 @@ def column(page: Any, table: str, number: int) -> list[str]:
 
 
 def test_tables_sort_in_both_directions(browser: Any, path: Path) -> None:
-    page = Opened(browser, path, 1280, "light").page
+    page = open_page(browser, path, 1280, "light").page
     for table, number in (("#main-table", 2), ("table.runs", 4)):
         values = column(page, table, number)
         known = sorted((float(v) for v in values if v), reverse=False)
@@ -91,7 +71,7 @@ def test_tables_sort_in_both_directions(browser: Any, path: Path) -> None:
 
 
 def test_legend_entry_hides_its_lines(browser: Any, path: Path) -> None:
-    page = Opened(browser, path, 1280, "light").page
+    page = open_page(browser, path, 1280, "light").page
     plot = page.locator("#methods ~ details[open] .plot").first
     before = plot.evaluate("plot => plot._fullData.filter(trace => trace.visible === true).length")
     plot.locator(".legendtoggle").first.click()
@@ -103,7 +83,7 @@ def test_legend_entry_hides_its_lines(browser: Any, path: Path) -> None:
 
 
 def test_opened_details_draw_their_figures(browser: Any, path: Path) -> None:
-    opened = Opened(browser, path, 1280, "light")
+    opened = open_page(browser, path, 1280, "light")
     page = opened.page
     details = page.locator("table.runs details").first
     assert not details.locator("pre").first.is_visible()
@@ -120,7 +100,7 @@ def test_opened_details_draw_their_figures(browser: Any, path: Path) -> None:
 @pytest.mark.parametrize("width", [1280, 390])
 def test_lines_of_arrival_sensitivity_are_drawn(browser: Any, tmp_path: Path, width: int) -> None:
     write_schedules(tmp_path, lambda schedule, framework, seed: 5 + len(schedule))
-    opened = Opened(browser, write_page(load_runs(tmp_path), tmp_path / "report.html"), width, "light")
+    opened = open_page(browser, write_page(load_runs(tmp_path), tmp_path / "report.html"), width, "light")
     page = opened.page
     drawn = page.evaluate(
         "document.querySelector('#sensitivity ~ figure .plot').data.map(trace => [trace.name, trace.y])"
@@ -134,7 +114,7 @@ def test_lines_of_arrival_sensitivity_are_drawn(browser: Any, tmp_path: Path, wi
 
 
 def test_narrow_screen_shows_one_metric_at_a_time(browser: Any, path: Path) -> None:
-    page = Opened(browser, path, 390, "light").page
+    page = open_page(browser, path, 390, "light").page
     table = page.locator("#main-table")
     shown = [table.locator(f"td.{metric}").first.is_visible() for metric in ("average", "last", "forgetting")]
     assert shown == [True, False, False]

@@ -4,42 +4,23 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from browsing import Opened, needs_chromium, playwright
+from browsing import browser as browser  # a fixture
 from ffcil.classifier.classifier import Classifier
-from served import save_classifier, write_photos, write_table
+from served import write_photos, write_table
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
 for _module in ("fastapi", "uvicorn", "python_multipart", "httpx"):
     pytest.importorskip(_module)
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed; apt-get install chromium")
+pytestmark = needs_chromium
 
 from test_serving import TOKEN, serving  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("saved") / "model"
-    save_classifier(folder)
-    return folder
-
-
-@pytest.fixture
-def model(saved: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(saved, tmp_path / "model")
+from test_serving import model as model  # noqa: E402  (a fixture, as the next one)
+from test_serving import saved as saved  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -47,25 +28,15 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return write_photos(tmp_path_factory.mktemp("photos"), classes=5)
 
 
-class Opened:
-    """An open page with its errors and requests."""
-
-    def __init__(self, browser: Any, address: str, width: int = 1280, scheme: str = "light") -> None:
-        self.page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        self.errors: list[str] = []
-        self.requests: list[str] = []
-        self.page.on("console", lambda m: self.errors.append(m.text) if m.type in ("error", "warning") else None)
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(address)
-        self.page.locator("#history li").first.wait_for()
+def open_page(browser: Any, address: str, width: int = 1280, scheme: str = "light") -> Opened:
+    return Opened(browser, address, "#history li", width, scheme)
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_photos_are_answered(browser: Any, model: Path, photos: list[Path], width: int, scheme: str) -> None:
     expected = Classifier.load(model, "cpu").answer(photos)
     with serving(model) as address:
-        opened = Opened(browser, address, width, scheme)
+        opened = open_page(browser, address, width, scheme)
         page = opened.page
         page.set_input_files("#photos input", photos)
         page.locator(".answer .name").nth(len(photos) - 1).wait_for()
@@ -88,7 +59,7 @@ def test_photos_are_answered(browser: Any, model: Path, photos: list[Path], widt
 def test_an_image_that_is_refused_says_why(browser: Any, model: Path, tmp_path: Path) -> None:
     (fake := tmp_path / "fake.png").write_text("no image")
     with serving(model) as address:
-        page = Opened(browser, address).page
+        page = open_page(browser, address).page
         page.set_input_files("#photos input", fake)
         page.get_by_text("fake.png is not an image").wait_for()
         page.close()
@@ -111,7 +82,7 @@ def test_a_class_is_taught_and_undone(browser: Any, model: Path, photos: list[Pa
     program.chmod(0o755)
     with pytest.MonkeyPatch.context() as patch, serving(model) as address:
         patch.setattr("ffcil.serving.change.sys.executable", str(program))
-        opened = Opened(browser, address)
+        opened = open_page(browser, address)
         page = opened.page
         learn, undo = (page.get_by_role("button", name=name, exact=True) for name in ("Learn", "Undo"))
         assert learn.is_disabled()
@@ -142,7 +113,7 @@ def test_a_class_is_taught_and_undone(browser: Any, model: Path, photos: list[Pa
 
 def test_a_service_without_a_token_says_how_it_can_learn(browser: Any, model: Path) -> None:
     with serving(model, token=None) as address:
-        page = Opened(browser, address).page
+        page = open_page(browser, address).page
         page.get_by_text("--token-file FILE").wait_for()
         assert not page.locator("#learn").is_visible()
         assert not page.locator("#undo").is_visible()
@@ -151,7 +122,7 @@ def test_a_service_without_a_token_says_how_it_can_learn(browser: Any, model: Pa
 
 def test_the_page_of_the_api_lists_all_paths(browser: Any, model: Path) -> None:
     with serving(model) as address:
-        opened = Opened(browser, address, 390)
+        opened = open_page(browser, address, 390)
         opened.page.get_by_role("link", name="API").click()
         opened.page.locator("h2").nth(6).wait_for()
         assert sorted(opened.page.locator("h2").all_inner_texts())[0] == "GET/classes"
