@@ -54,8 +54,9 @@ def made_up(classes: int, per_class: int, seed: int) -> ImageSet:
     return ImageSet(images, labels, tuple(f"class {k}" for k in range(classes)))
 
 
-def learner_of_pixels() -> Pixels:
-    config = resolve("glyphs", {"method": "anyarrival", "options": {"blocks": 0}})
+def learner_of_pixels(keep: str = "features", stored: bool = False) -> Pixels:
+    fields = {"method": "anyarrival", "options": {"blocks": 0, "keep": keep}}
+    config = resolve("glyphs", {**fields, "features": "stored" if stored else "computed"})
     plain = Augmentation(mean=(0, 0, 0), std=(1, 1, 1))
     built = build_learner(config, plain, Engine.create("cpu", config.train))
     return Pixels(built.settings, built.config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 import signal
@@ -24,6 +25,7 @@ from conftest import limited_files, small_config
 from ffcil.data import decoding
 from ffcil.data.cache import cache_folder, cached_folder
 from ffcil.data.decoding import LONGEST, decode
+from ffcil.data.image_set import ImageSet
 from ffcil.data.ragged import RaggedImages
 from ffcil.data.sources import DataSet, load_dataset
 from ffcil.data.store import StoreDraft, open_store, verify_store
@@ -409,3 +411,36 @@ def test_augmentations_of_photographs(tmp_path: Path, augment: str) -> None:
     train = {"batch": 8, "augment": augment, "first": {"epochs": 1}, "later": {"epochs": 1}}
     root = photographs(tmp_path / "x", 2, 4)
     assert run(root, tmp_path / "run", arrivals={"sizes": [2]}, train=train)["average"] >= 0
+
+
+# --- digests of the images ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [112, 32])
+def test_digests_are_computed_once_and_kept_with_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    photographs(tmp_path / "x", 2, 5)
+
+    def load() -> ImageSet:
+        return load_dataset("folder", tmp_path / "x", size).train
+
+    train, plain = load(), []
+    for row in range(len(train)):
+        image = train.images.image(row) if isinstance(train.images, RaggedImages) else train.images[row]
+        content = str(tuple(image.shape)).encode() + bytes(image.flatten().tolist())
+        plain.append(int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True))
+    rows = torch.tensor([3, 0, 3])
+    assert train.digests(rows).tolist() == [plain[row] for row in rows]
+    assert train.subset(rows).digests(torch.tensor([1])).tolist() == [plain[0]]
+    assert train.followed_by(train).digests(torch.tensor([len(train)])).tolist() == [plain[0]]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ImageSet, "_computed_digests", None)
+        assert load().digests(rows).tolist() == [plain[row] for row in rows]
+    file = load().digest_file
+    assert file is not None
+    whole = file.read_bytes()
+    for damaged in (whole[:-4], b"", whole[:-20] + bytes([whole[-20] ^ 1]) + whole[-19:]):
+        file.write_bytes(damaged)
+        assert load().digests(torch.arange(len(plain))).tolist() == plain

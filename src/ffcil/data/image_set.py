@@ -1,18 +1,23 @@
 """`ImageSet`: uint8 images and labels, on the device or memory-mapped."""
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path
 from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ffcil.atomic import write_whole
 from ffcil.data.placement import place
 from ffcil.data.ragged import Images, RaggedImages, join, select
 
 _SAMPLED = 64  # number of images in a sample
-_HASHED = 1000  # number of images that are moved to the host at a time
+_HASHED = 100  # number of images that a thread moves to the host at a time
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,8 @@ class ImageSet:
     labels: Tensor
     """int64 [N], on the device of the images: position in `class_names`, or -1 for images of unused classes."""
     class_names: tuple[str, ...]
+    digest_file: Path | None = None
+    """File for the digests of all images, if these are in a store on disk. It is written when they are first needed."""
 
     def __post_init__(self) -> None:
         images = self.images
@@ -62,16 +69,34 @@ class ImageSet:
 
     def digests(self, rows: Tensor) -> Tensor:
         """A digest of the size and the pixels of each of the images `rows`: int64, on the device of the images."""
-        found = []
-        for some in rows.split(_HASHED):
-            if isinstance(self.images, Tensor):
-                pictures = list(self.images[some].cpu())
-            else:
-                pictures = [self.images.image(row).cpu().contiguous() for row in some.tolist()]
-            for picture in pictures:
-                content = repr(tuple(picture.shape)).encode() + picture.numpy().tobytes()
-                found.append(int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True))
+        if self.digest_file is None:
+            return self._computed_digests(rows)
+        return self._all_digests(self.digest_file).to(self.images.device)[rows]
+
+    def _all_digests(self, file: Path) -> Tensor:
+        """Digests of all images, from the file if it is there and complete."""
+        with suppress(OSError, EOFError, ValueError):
+            stored = np.load(file)  # the last value is a digest of the others
+            if len(stored) == len(self) + 1 and stored[-1] == _digest(stored[:-1].tobytes()):
+                return torch.from_numpy(stored[:-1])
+        digests = self._computed_digests(torch.arange(len(self), device=self.images.device)).cpu()
+        content = BytesIO()
+        np.save(content, np.append(digests.numpy(), _digest(digests.numpy().tobytes())))
+        with suppress(OSError):  # without the file, for example in a read-only cache, every run computes them
+            write_whole(file, content.getvalue())
+        return digests
+
+    def _computed_digests(self, rows: Tensor) -> Tensor:
+        with ThreadPoolExecutor() as pool:  # hashing and copying release Python's lock
+            found = [digest for some in pool.map(self._hashed, rows.split(_HASHED)) for digest in some]
         return torch.tensor(found, dtype=torch.int64, device=self.images.device)
+
+    def _hashed(self, rows: Tensor) -> list[int]:
+        if isinstance(self.images, Tensor):
+            pictures = iter(self.images[rows].cpu())
+        else:
+            pictures = map(Tensor.contiguous, map(Tensor.cpu, map(self.images.image, rows.tolist())))
+        return [_digest(repr(tuple(picture.shape)).encode() + picture.numpy().tobytes()) for picture in pictures]
 
     def sample(self) -> bytes:
         """All labels and a few images, for a cheap fingerprint."""
@@ -83,13 +108,17 @@ class ImageSet:
 
     def subset(self, rows: Tensor) -> Self:
         """The images `rows` (int64 [M]) in a new store."""
-        return replace(self, images=select(self.images, rows), labels=self.labels[rows])
+        return replace(self, images=select(self.images, rows), labels=self.labels[rows], digest_file=None)
 
     def followed_by(self, other: Self) -> Self:
         """Append the images of `other`, which has at least as many class names."""
         labels = torch.cat([self.labels, other.labels])
-        return replace(other, images=join(self.images, other.images), labels=labels)
+        return replace(other, images=join(self.images, other.images), labels=labels, digest_file=None)
 
     def counts(self) -> Tensor:
         """Number of images per class, int64 [classes]."""
         return torch.bincount(self.labels[self.labels >= 0], minlength=self.classes)
+
+
+def _digest(content: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)

@@ -131,7 +131,8 @@ class Listing:
         def image_set(part: int) -> ImageSet:
             pixels, sizes = store.parts[part]
             images = pixels.view(-1, 3, size, size) if size < LARGE else RaggedImages.packed(pixels, sizes)
-            return ImageSet(images, torch.from_numpy(self.labels[kept == part]), self.class_names)
+            labels = torch.from_numpy(self.labels[kept == part])
+            return ImageSet(images, labels, self.class_names, store.digest_file(part))
 
         return image_set(TRAIN), image_set(TEST)
 

@@ -37,6 +37,11 @@ class Store(NamedTuple):
     parts: tuple[tuple[Tensor, Tensor], ...]
     """Flat uint8 pixels, and height and width of each image (int64 [N, 2]), of training and test images."""
     left_out: tuple[BadImage, ...]
+    folder: Path
+
+    def digest_file(self, part: int) -> Path:
+        """File for the digests of the images of a part, which the store itself does not need."""
+        return self.folder / f"{part}.digests.npy"
 
 
 def open_store(folder: Path) -> Store:
@@ -46,7 +51,7 @@ def open_store(folder: Path) -> Store:
         for name in _SIZES:
             _verify(folder / name, about["sha256"][name])
         left_out = tuple(BadImage(*image) for image in about["left_out"])
-        return Store(tuple(_mapped(folder, part) for part in PARTS), left_out)
+        return Store(tuple(_mapped(folder, part) for part in PARTS), left_out, folder)
 
 
 def verify_store(folder: Path) -> None:
