@@ -61,12 +61,15 @@ class _Child:
     def name(self) -> str:
         return f"Process {self.parallel.rank + 1} of {self.parallel.size}"
 
-    def death(self) -> str | None:
-        """How the process died without a message, in words; None if it did not."""
-        self.process.join()
-        if status := self.process.exitcode:
-            return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        return None
+    def status(self) -> int:
+        """Exit status of the process, which is about to end."""
+        self.process.join(BLAME_SECONDS)
+        return self.process.exitcode or 0
+
+    def death(self) -> InputError:
+        status = self.status()
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        return InputError(f"{self.name} {how}: the same command resumes the run.")
 
     def end(self) -> None:
         self.process.kill()
@@ -87,17 +90,18 @@ def _supervise(children: list[_Child], hear: Callable[..., None], stop: Stop) ->
                 kind, *content = child.messages.recv()
             except (EOFError, OSError):  # the process has ended, perhaps within a message
                 del running[child.messages]
-                if death := child.death():
-                    raise InputError(f"{child.name} {death}: the same command resumes the run.") from None
-                if child is children[0] and not failure:
-                    return
+                if child.status() or (child is children[0] and not failure):
+                    raise child.death() from None
                 continue
             if kind == "refused":
                 raise content[0]
             if kind == "failed":
-                failure, deadline = failure or f"{child.name} failed:\n{content[0]}", time.monotonic() + BLAME_SECONDS
-            else:
+                failure = failure or f"{child.name} failed:\n{content[0]}"
+                deadline = min(deadline, time.monotonic() + BLAME_SECONDS)
+            elif kind != "ended":
                 hear(kind, *content)
+            elif child is children[0]:
+                return
     raise RuntimeError(failure)
 
 
@@ -150,15 +154,16 @@ def _take_part(parallel: Parallel, meeting: Path, work: Work, messages: Connecti
     if parallel.rank == 0:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    try:
-        with connected(parallel, meeting):
+    with connected(parallel, meeting):
+        try:
             work(parallel, _Messages(messages) if parallel.rank == 0 else Listener())
-    except KeyboardInterrupt:
-        pass
-    except InputError as error:
-        messages.send(("refused", (BusyError if isinstance(error, BusyError) else InputError)(str(error))))
-    except BaseException:
-        messages.send(("failed", traceback.format_exc()))
+            messages.send(("ended",))
+        except KeyboardInterrupt:
+            messages.send(("ended",))
+        except InputError as error:
+            messages.send(("refused", (BusyError if isinstance(error, BusyError) else InputError)(str(error))))
+        except Exception:  # reported before the connection ends, at which the others fail
+            messages.send(("failed", traceback.format_exc()))
 
 
 def _end_with_parent() -> None:

@@ -1,0 +1,329 @@
+"""Several processes that train together: what they compute is what one process computes, and a lost one ends all."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from conftest import AUGMENTATION, small_config, small_stream
+from ffcil.cli import main
+from ffcil.config.settings import RunConfig
+from ffcil.errors import InputError
+from ffcil.methods import METHODS, build_learner, load_methods
+from ffcil.methods.learner import Learner
+from ffcil.runs.checkpoint import copied, load_state
+from ffcil.runs.folder import checkpoints
+from ffcil.runs.processes import in_processes
+from ffcil.runs.progress import ConsoleProgress
+from ffcil.runs.run import Run
+from ffcil.training.engine import Engine
+from ffcil.training.parallel import ALONE, Parallel
+from ffcil.training.progress import FitProgress, Listener
+
+Trained = dict[str, dict[str, Any]]
+
+# --- learners -----------------------------------------------------------------------------------------------------
+
+FROM_SCRATCH = [name for name, method in METHODS.items() if not method.pretrained]
+LOCAL = "replay with local batch norm"
+SMALL_PROJECTOR = {"projector_hidden": 32, "projector_features": 16}
+
+
+def cases() -> dict[str, RunConfig]:
+    """Every method, two of them with every framework, losses that compare samples with each other, batch norm."""
+    phase = {"epochs": 1, "learning_rate": 0.02}
+    fields: dict[str, dict[str, Any]] = {name: {"method": name} for name in FROM_SCRATCH}
+    for method in ("icarl", "memo"):
+        for framework in ("paper", "flow"):
+            fields[f"{method}, {framework}"] = {"method": method, "framework": framework}
+    fields["centres"] = {"method": "der", "framework": "paper", "centre_weight": 0.01}
+    fields[LOCAL] = {"method": "replay", "train": {"batch_norm": "local"}}
+    for field in fields.values():
+        field["train"] = {"first": phase, "later": phase, **field.get("train", {})}
+        if field["method"] == "tagfex":
+            field["options"] = SMALL_PROJECTOR
+        if field["method"] == "bic":
+            field["options"] = {"correction_steps": 1}
+    return {name: small_config(**field) for name, field in fields.items()}
+
+
+def train(parallel: Parallel, listener: Listener, change: Callable[[str, Learner], None] | None = None) -> Trained:
+    """Notes of two steps, with batches that do not fill an epoch, and the state after them, of every case."""
+    torch.set_num_threads(1)
+    stream, trained = small_stream([2, 3], [11, 9, 7, 8, 12]), {}
+    for name, config in cases().items():
+        learner = build_learner(config, AUGMENTATION, Engine.create("cpu", config.train, parallel))
+        if change:
+            change(name, learner)
+        notes = [learner.learn(increment) for increment in stream]
+        trained[name] = {"notes": notes, "state": copied(learner.state())}
+    return trained
+
+
+def train_and_save(folder: Path, parallel: Parallel, listener: Listener) -> None:
+    torch.save(train(parallel, listener), folder / str(parallel.rank))
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> list[Trained]:
+    """What each of two processes has trained."""
+    folder = tmp_path_factory.mktemp("together")
+    in_processes(2, partial(train_and_save, folder), Listener())
+    return [torch.load(folder / str(rank)) for rank in range(2)]
+
+
+def by_halves(name: str, learner: Learner) -> None:
+    """Local batch norm in one process: each half of a batch passes through the network alone."""
+    if name == LOCAL:
+        whole = learner.features
+        learner.features = lambda images: torch.cat([whole(half) for half in images.chunk(2)])  # type: ignore[method-assign]
+
+
+@pytest.fixture(scope="module")
+def alone() -> Trained:
+    return train(ALONE, Listener(), by_halves)
+
+
+def leaves(value: Any, path: str = "") -> dict[str, Any]:
+    """Tensors and plain values of a nested state, by path."""
+    if isinstance(value, dict | list | tuple):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {leaf: part for key, item in items for leaf, part in leaves(item, f"{path}/{key}").items()}
+    return {path: value}
+
+
+def untimed(record: dict[str, Any]) -> dict[str, Any]:
+    """A record without times and devices."""
+    return {k: v for k, v in record.items() if k not in ("seconds", "images_per_second", "devices")}
+
+
+def check_close(one: Any, other: Any) -> None:
+    """The same nested values; numbers with fractions agree as far as rounding and its consequences allow."""
+    ours, expected = leaves(one), leaves(other)
+    assert ours.keys() == expected.keys()
+    for path, value in expected.items():
+        if isinstance(value, float) or (isinstance(value, Tensor) and value.is_floating_point()):
+            torch.testing.assert_close(ours[path], value, rtol=2e-3, atol=2e-4, msg=lambda text: f"{path}: {text}")  # noqa: B023
+        else:
+            assert torch.equal(ours[path], value) if isinstance(value, Tensor) else ours[path] == value, path
+
+
+@pytest.mark.parametrize("case", [name for name in cases() if name != LOCAL])
+def test_two_processes_learn_what_one_learns(case: str, together: list[Trained], alone: Trained) -> None:
+    """Losses, alignments, exemplars, teachers, frozen networks, Fisher diagonals, batch-norm statistics."""
+    first, one = together[0][case], alone[case]
+    for notes, expected in zip(first["notes"], one["notes"], strict=True):
+        check_close(untimed(notes), untimed(expected))
+    check_close(first["state"], one["state"])
+
+
+@pytest.mark.parametrize("case", [name for name in cases() if name != LOCAL])
+def test_both_processes_have_the_same_state(case: str, together: list[Trained]) -> None:
+    first, second = (leaves(trained[case]["state"]) for trained in together)
+    assert first.keys() == second.keys()
+    for path, value in first.items():
+        assert torch.equal(value, second[path]) if isinstance(value, Tensor) else value == second[path], path
+
+
+def test_local_batch_norm_is_that_of_each_part(together: list[Trained], alone: Trained) -> None:
+    first, one = together[0][LOCAL], alone[LOCAL]
+    assert first["notes"][0]["loss"] == pytest.approx(one["notes"][0]["loss"], rel=1e-4)
+    assert first["notes"][0]["loss"] != pytest.approx(alone["replay"]["notes"][0]["loss"], rel=1e-4)
+
+
+# --- runs ---------------------------------------------------------------------------------------------------------
+
+
+def config(**overrides: Any) -> RunConfig:
+    phase = {"epochs": 3, "learning_rate": 0.02}
+    fields = {"dataset": "folder", "image_size": 16, "arrivals": {"sizes": [1, 3, 2]}, "memory": {"budget": 18}}
+    train = {"train": {"first": phase, "later": phase}, "checkpoint_seconds": 0, "framework": "paper"}
+    return small_config(**{**fields, **train, **overrides})
+
+
+def run(folder: Path, colours: Path, devices: int, listener: Listener | None = None, **overrides: Any) -> None:
+    made = Run(config(**overrides), folder, data=colours, device="cpu", devices=devices, threads=1, listener=listener)
+    made.execute()
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    """Records without times and devices."""
+    return [untimed(json.loads(line)) for line in (folder / "records.jsonl").read_text().splitlines()]
+
+
+def devices(folder: Path) -> list[int]:
+    return [json.loads(line)["devices"] for line in (folder / "records.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, colours: Path) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    run(folder, colours, devices=1)
+    return folder
+
+
+def check_same(folder: Path, whole: Path) -> None:
+    """The records and the last checkpoint are those of one process."""
+    check_close(records(folder), records(whole))
+    last, expected = (load_state(checkpoints(one / "checkpoints")[-1]) for one in (folder, whole))
+    check_close(last["learner"], expected["learner"])
+
+
+def test_a_run_on_two_devices_has_the_files_of_a_run_on_one(tmp_path: Path, colours: Path, whole: Path) -> None:
+    heard = []
+
+    class Hears(Listener):
+        def started(self, folder: str, steps: int, finished: int, epoch: int) -> None:
+            heard.append("started")
+
+        def epoch_done(self, progress: FitProgress) -> None:
+            heard.append(progress.epoch)
+
+        def finished(self) -> None:
+            heard.append("finished")
+
+    run(tmp_path / "run", colours, 2, Hears())
+    assert heard == ["started", 1, 2, 3, 1, 2, 3, 1, 2, 3, "finished"]
+    files = [
+        sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) for folder in (tmp_path / "run", whole)
+    ]
+    assert files[0] == files[1]
+    assert (devices(tmp_path / "run"), devices(whole)) == ([2, 2, 2], [1, 1, 1])
+    check_same(tmp_path / "run", whole)
+
+
+def kill_one(progress: FitProgress) -> None:
+    victim = random.choice(multiprocessing.active_children())
+    os.kill(victim.pid or 0, signal.SIGKILL)
+
+
+class AfterEpochs(Listener):
+    """Calls a function once, after a number of epochs."""
+
+    def __init__(self, epochs: int, call: Callable[[FitProgress], None]) -> None:
+        self.epochs, self.call = epochs, call
+
+    def epoch_done(self, progress: FitProgress) -> None:
+        self.epochs -= 1
+        if self.epochs == 0:
+            self.call(progress)
+
+
+@pytest.mark.parametrize("other", [1, 2])
+def test_a_killed_process_ends_the_run_and_it_resumes(other: int, tmp_path: Path, colours: Path, whole: Path) -> None:
+    moment = random.randint(1, 8)
+    with pytest.raises(InputError, match=r"^Process [12] of 2 was killed by SIGKILL: the same command resumes the run"):
+        run(tmp_path, colours, 2, AfterEpochs(moment, kill_one))
+    assert not multiprocessing.active_children()
+    run(tmp_path, colours, other)
+    check_same(tmp_path, whole)
+    assert devices(tmp_path)[-1] == other
+
+
+def test_a_run_begun_on_one_device_resumes_on_two(tmp_path: Path, colours: Path, whole: Path) -> None:
+    def interrupt(progress: FitProgress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, colours, 1, AfterEpochs(5, interrupt))
+    run(tmp_path, colours, 2)
+    check_same(tmp_path, whole)
+    assert devices(tmp_path) == [1, 2, 2]
+
+
+def test_the_command_ends_with_a_sentence(
+    tmp_path: Path, colours: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ConsoleProgress, "epoch_done", lambda console, progress: kill_one(progress))
+    stream = ("--set", "dataset=folder", "--set", "image_size=16", "--set", "arrivals.sizes=[2]")
+    place = ("--data", str(colours), "--out", str(tmp_path), "--device", "cpu", "--devices", "2", "--threads", "1")
+    monkeypatch.setattr(sys, "argv", ["ffcil", "run", "glyphs", *stream, *place])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    error = capfd.readouterr().err
+    assert error.splitlines()[-1].endswith("was killed by SIGKILL: the same command resumes the run.")
+    assert "Traceback" not in error
+
+
+def test_a_request_to_stop_saves_the_epoch(tmp_path: Path, colours: Path, whole: Path) -> None:
+    def request(progress: FitProgress) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, colours, 2, AfterEpochs(4, request), checkpoint_seconds=1000)
+    newest = load_state(checkpoints(tmp_path / "checkpoints")[-1])
+    assert (
+        newest["progress"] is not None or newest["finished"] == 2
+    )  # the request may arrive after the step's last epoch
+    assert not (tmp_path / "done").exists()
+
+
+OWN_METHOD = """
+from torch.nn.functional import cross_entropy
+from ffcil.methods.conventional import Conventional
+from ffcil.methods.registry import register
+
+@register("{name}")
+class Own(Conventional):
+    title = "Own"
+
+    def loss(self, images, targets):
+        return {loss}
+"""
+
+
+@pytest.fixture
+def own_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Registers a method of a user's file, for one test."""
+    monkeypatch.setattr("ffcil.methods.registry.METHODS", METHODS)
+
+    def load(name: str, loss: str) -> None:
+        file = tmp_path / f"{name}.py"
+        file.write_text(OWN_METHOD.format(name=name, loss=loss))
+        monkeypatch.setitem(METHODS, name, METHODS["finetune"])
+        del METHODS[name]
+        load_methods(str(file))
+
+    return load
+
+
+def test_a_loss_that_is_not_gathered_is_refused(tmp_path: Path, colours: Path, own_method: Callable[..., None]) -> None:
+    own_method("own-mean", "cross_entropy(self.head(self.features(images)), targets)")
+    with pytest.raises(InputError, match="have different losses, because a part of the method's loss"):
+        run(tmp_path / "run", colours, 2, method="own-mean", framework="none", arrivals={"sizes": [2]})
+
+
+def test_methods_and_batches_that_cannot_be_divided() -> None:
+    with pytest.raises(InputError, match=r"^devices=2 is not supported by 'simplecil', a pre-trained method: run it"):
+        Run(small_config(method="simplecil"), devices=2)
+    with pytest.raises(
+        InputError, match=r"^train.batch=16 cannot be divided equally among 3 devices: set train.batch=15"
+    ):
+        Run(small_config(), devices=3)
+    with pytest.raises(InputError, match=r"^devices=0 is not possible"):
+        Run(small_config(), devices=0)
+
+
+def test_an_error_of_a_process_is_raised(tmp_path: Path, colours: Path) -> None:
+    with pytest.raises(InputError, match="is less than one exemplar for each of 6 classes"):
+        run(tmp_path, colours, 2, memory={"budget": 5})
+    with pytest.raises(RuntimeError, match=r"Process 2 of 2 failed:\n(.*\n)*ZeroDivisionError"):
+        in_processes(2, divide, Listener())
+
+
+def divide(parallel: Parallel, listener: Listener) -> None:
+    1 / (1 - parallel.rank)
+    parallel.broadcast(0)
