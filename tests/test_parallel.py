@@ -115,7 +115,7 @@ def check_close(one: Any, other: Any) -> None:
     assert ours.keys() == expected.keys()
     for path, value in expected.items():
         if isinstance(value, float) or (isinstance(value, Tensor) and value.is_floating_point()):
-            torch.testing.assert_close(ours[path], value, rtol=2e-3, atol=2e-4, msg=lambda text: f"{path}: {text}")  # noqa: B023
+            torch.testing.assert_close(ours[path], value, rtol=1e-4, atol=1e-5, msg=lambda text: f"{path}: {text}")  # noqa: B023
         else:
             assert torch.equal(ours[path], value) if isinstance(value, Tensor) else ours[path] == value, path
 
