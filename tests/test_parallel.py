@@ -8,7 +8,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -149,8 +149,8 @@ def test_local_batch_norm_is_that_of_each_part(together: list[Trained], alone: T
 def config(**overrides: Any) -> RunConfig:
     phase = {"epochs": 3, "learning_rate": 0.02}
     fields = {"dataset": "folder", "image_size": 16, "arrivals": {"sizes": [1, 3, 2]}, "memory": {"budget": 18}}
-    train = {"train": {"first": phase, "later": phase}, "checkpoint_seconds": 0, "framework": "paper"}
-    return small_config(**{**fields, **train, **overrides})
+    training = {"first": phase, "later": phase, **overrides.pop("train", {})}
+    return small_config(**{**fields, "checkpoint_seconds": 0, "framework": "paper", "train": training, **overrides})
 
 
 def run(folder: Path, colours: Path, devices: int, listener: Listener | None = None, **overrides: Any) -> None:
@@ -273,37 +273,50 @@ def test_a_request_to_stop_saves_the_epoch(tmp_path: Path, colours: Path, whole:
 
 OWN_METHOD = """
 from torch.nn.functional import cross_entropy
-from ffcil.methods.conventional import Conventional
+from ffcil.methods.icarl import ICaRL
 from ffcil.methods.registry import register
 
-@register("{name}")
-class Own(Conventional):
+@register("own")
+class Own(ICaRL):
     title = "Own"
-
+"""
+PLAIN_MEAN = """
     def loss(self, images, targets):
-        return {loss}
+        return cross_entropy(self.head(self.features(images)), targets)
+"""
+COMPARES_STATES = """
+    def grow(self, increment):
+        super().grow(increment)
+        sums = [value.double().sum().item() for value in self.state_dict().values()]
+        mine = [*sums, *self.exemplars.means.flatten().tolist(), *self.exemplars.rows().tolist()]
+        assert self.engine.parallel.broadcast(mine) == mine, "the states differ"
 """
 
 
 @pytest.fixture
-def own_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Registers a method of a user's file, for one test."""
-    monkeypatch.setattr("ffcil.methods.registry.METHODS", METHODS)
+def own_method(tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    """Registers the method `own` of a user's file, for one test."""
 
-    def load(name: str, loss: str) -> None:
-        file = tmp_path / f"{name}.py"
-        file.write_text(OWN_METHOD.format(name=name, loss=loss))
-        monkeypatch.setitem(METHODS, name, METHODS["finetune"])
-        del METHODS[name]
+    def load(body: str) -> None:
+        file = tmp_path / "own.py"
+        file.write_text(OWN_METHOD + body)
         load_methods(str(file))
 
-    return load
+    yield load
+    METHODS.pop("own", None)
+
+
+def test_all_processes_continue_from_one_state(tmp_path: Path, colours: Path, own_method: Callable[..., None]) -> None:
+    """With local batch norm, features differ between the processes, and so would exemplars and teachers."""
+    own_method(COMPARES_STATES)
+    run(tmp_path / "run", colours, 2, method="own", train={"batch_norm": "local"})
+    assert devices(tmp_path / "run") == [2, 2, 2]
 
 
 def test_a_loss_that_is_not_gathered_is_refused(tmp_path: Path, colours: Path, own_method: Callable[..., None]) -> None:
-    own_method("own-mean", "cross_entropy(self.head(self.features(images)), targets)")
+    own_method(PLAIN_MEAN)
     with pytest.raises(InputError, match="have different losses, because a part of the method's loss"):
-        run(tmp_path / "run", colours, 2, method="own-mean", framework="none", arrivals={"sizes": [2]})
+        run(tmp_path / "run", colours, 2, method="own", framework="none", arrivals={"sizes": [2]})
 
 
 def test_methods_and_batches_that_cannot_be_divided() -> None:

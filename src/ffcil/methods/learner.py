@@ -112,7 +112,11 @@ class Learner(nn.Module, ABC):
 
         On a GPU it is captured once per step as a CUDA graph and replayed: no `.item()` or `.cpu()`, no branch on a
         tensor's value, no shape that depends on data. Change buffers in place. Other Python side effects (counting
-        batches, assigning attributes) happen during the capture only."""
+        batches, assigning attributes) happen during the capture only.
+
+        On several devices, each process gets its part of a batch and must return the loss of the whole batch. For
+        sample-wise terms, `self.reduce` does that; tensors in which samples are compared with each other go through
+        `self.engine.parallel.gather` first."""
         raise TypeError(f"{type(self).__name__} trains, but does not define its loss")
 
     @abstractmethod

@@ -53,8 +53,10 @@ class Engine:
         if on_gpu and not torch.cuda.is_available():
             raise InputError("Device 'cuda' is not available: run with --device cpu, or see `ffcil doctor`.")
         if on_gpu and number >= torch.cuda.device_count():
-            name = f"cuda:{number}" if parallel.size > 1 else device
-            raise InputError(f"Device {name!r} is not available: {torch.cuda.device_count()} CUDA device(s) found.")
+            found = f"{torch.cuda.device_count()} CUDA device(s) found"
+            if parallel.size > 1:
+                raise InputError(f"Device {parallel.rank + 1} of {parallel.size} is not available: {found}.")
+            raise InputError(f"Device {device!r} is not available: {found}.")
         precision = settings.precision
         if precision == "auto":
             precision = "bfloat16" if on_gpu else "float32"
