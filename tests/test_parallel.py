@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import random
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -26,7 +24,6 @@ from ffcil.methods.learner import Learner
 from ffcil.runs.checkpoint import copied, load_state
 from ffcil.runs.folder import checkpoints
 from ffcil.runs.processes import in_processes
-from ffcil.runs.progress import ConsoleProgress
 from ffcil.runs.run import Run
 from ffcil.training.engine import Engine
 from ffcil.training.parallel import ALONE, Parallel
@@ -74,14 +71,7 @@ def train(parallel: Parallel, listener: Listener, change: Callable[[str, Learner
 
 def train_and_save(folder: Path, parallel: Parallel, listener: Listener) -> None:
     torch.save(train(parallel, listener), folder / str(parallel.rank))
-
-
-@pytest.fixture(scope="module")
-def together(tmp_path_factory: pytest.TempPathFactory) -> list[Trained]:
-    """What each of two processes has trained."""
-    folder = tmp_path_factory.mktemp("together")
-    in_processes(2, partial(train_and_save, folder), Listener())
-    return [torch.load(folder / str(rank)) for rank in range(2)]
+    parallel.agree(0.0)  # wait for the other process, which would end with this one
 
 
 def by_halves(name: str, learner: Learner) -> None:
@@ -89,11 +79,6 @@ def by_halves(name: str, learner: Learner) -> None:
     if name == LOCAL:
         whole = learner.features
         learner.features = lambda images: torch.cat([whole(half) for half in images.chunk(2)])  # type: ignore[method-assign]
-
-
-@pytest.fixture(scope="module")
-def alone() -> Trained:
-    return train(ALONE, Listener(), by_halves)
 
 
 def leaves(value: Any, path: str = "") -> dict[str, Any]:
@@ -109,38 +94,35 @@ def untimed(record: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in record.items() if k not in ("seconds", "images_per_second", "devices")}
 
 
-def check_close(one: Any, other: Any) -> None:
-    """The same nested values; numbers with fractions agree as far as rounding and its consequences allow."""
+def check_close(one: Any, other: Any, case: str = "", exact: bool = False) -> None:
+    """The same nested values; unless `exact`, numbers with fractions agree up to rounding and its consequences."""
     ours, expected = leaves(one), leaves(other)
-    assert ours.keys() == expected.keys()
+    assert ours.keys() == expected.keys(), case
     for path, value in expected.items():
-        if isinstance(value, float) or (isinstance(value, Tensor) and value.is_floating_point()):
-            torch.testing.assert_close(ours[path], value, rtol=1e-4, atol=1e-5, msg=lambda text: f"{path}: {text}")  # noqa: B023
+        if isinstance(value, Tensor):
+            fraction = value.is_floating_point() and not exact
+            same = torch.allclose(ours[path], value, 1e-4, 1e-5) if fraction else torch.equal(ours[path], value)
         else:
-            assert torch.equal(ours[path], value) if isinstance(value, Tensor) else ours[path] == value, path
+            fraction = isinstance(value, float) and not exact
+            same = ours[path] == (pytest.approx(value, 1e-4, 1e-5) if fraction else value)
+        assert same, f"{case} {path}: {ours[path]}, not {value}"
 
 
-@pytest.mark.parametrize("case", [name for name in cases() if name != LOCAL])
-def test_two_processes_learn_what_one_learns(case: str, together: list[Trained], alone: Trained) -> None:
-    """Losses, alignments, exemplars, teachers, frozen networks, Fisher diagonals, batch-norm statistics."""
-    first, one = together[0][case], alone[case]
-    for notes, expected in zip(first["notes"], one["notes"], strict=True):
-        check_close(untimed(notes), untimed(expected))
-    check_close(first["state"], one["state"])
+def test_two_processes_learn_what_one_learns(tmp_path: Path) -> None:
+    """Losses, alignments, exemplars, teachers, frozen networks, Fisher diagonals, batch-norm statistics of every case;
+    all in one test, because starting processes takes longer than training."""
+    in_processes(2, partial(train_and_save, tmp_path), Listener())
+    first, second = (torch.load(tmp_path / str(rank)) for rank in range(2))
+    alone = train(ALONE, Listener(), by_halves)
+    for case in alone.keys() - {LOCAL}:
+        for notes, expected in zip(first[case]["notes"], alone[case]["notes"], strict=True):
+            check_close(untimed(notes), untimed(expected), case)
+        check_close(first[case]["state"], alone[case]["state"], case)
+        check_close(second[case]["state"], first[case]["state"], case, exact=True)
 
-
-@pytest.mark.parametrize("case", [name for name in cases() if name != LOCAL])
-def test_both_processes_have_the_same_state(case: str, together: list[Trained]) -> None:
-    first, second = (leaves(trained[case]["state"]) for trained in together)
-    assert first.keys() == second.keys()
-    for path, value in first.items():
-        assert torch.equal(value, second[path]) if isinstance(value, Tensor) else value == second[path], path
-
-
-def test_local_batch_norm_is_that_of_each_part(together: list[Trained], alone: Trained) -> None:
-    first, one = together[0][LOCAL], alone[LOCAL]
-    assert first["notes"][0]["loss"] == pytest.approx(one["notes"][0]["loss"], rel=1e-4)
-    assert first["notes"][0]["loss"] != pytest.approx(alone["replay"]["notes"][0]["loss"], rel=1e-4)
+    local, synchronised = first[LOCAL]["notes"][0]["loss"], alone["replay"]["notes"][0]["loss"]
+    assert local == pytest.approx(alone[LOCAL]["notes"][0]["loss"], rel=1e-4)
+    assert local != pytest.approx(synchronised, rel=1e-4)
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------
@@ -204,74 +186,27 @@ def test_a_run_on_two_devices_has_the_files_of_a_run_on_one(tmp_path: Path, colo
     check_same(tmp_path / "run", whole)
 
 
-def kill_one(progress: FitProgress) -> None:
-    victim = random.choice(multiprocessing.active_children())
-    os.kill(victim.pid or 0, signal.SIGKILL)
-
-
-class AfterEpochs(Listener):
-    """Calls a function once, after a number of epochs."""
-
-    def __init__(self, epochs: int, call: Callable[[FitProgress], None]) -> None:
-        self.epochs, self.call = epochs, call
-
-    def epoch_done(self, progress: FitProgress) -> None:
-        self.epochs -= 1
-        if self.epochs == 0:
-            self.call(progress)
-
-
-@pytest.mark.parametrize("other", [1, 2])
-def test_a_killed_process_ends_the_run_and_it_resumes(other: int, tmp_path: Path, colours: Path, whole: Path) -> None:
-    moment = random.randint(1, 8)
-    with pytest.raises(InputError, match=r"^Process [12] of 2 was killed by SIGKILL: the same command resumes the run"):
-        run(tmp_path, colours, 2, AfterEpochs(moment, kill_one))
-    assert not multiprocessing.active_children()
-    run(tmp_path, colours, other)
-    check_same(tmp_path, whole)
-    assert devices(tmp_path)[-1] == other
-
-
 def test_a_run_begun_on_one_device_resumes_on_two(tmp_path: Path, colours: Path, whole: Path) -> None:
-    def interrupt(progress: FitProgress) -> None:
-        raise KeyboardInterrupt
+    class AfterFive(Listener):
+        epochs = 0
+
+        def epoch_done(self, progress: FitProgress) -> None:
+            self.epochs += 1
+            if self.epochs == 5:
+                raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, colours, 1, AfterEpochs(5, interrupt))
+        run(tmp_path, colours, 1, AfterFive())
     run(tmp_path, colours, 2)
     check_same(tmp_path, whole)
     assert devices(tmp_path) == [1, 2, 2]
 
 
-def test_the_command_ends_with_a_sentence(
-    tmp_path: Path, colours: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(ConsoleProgress, "epoch_done", lambda console, progress: kill_one(progress))
-    stream = ("--set", "dataset=folder", "--set", "image_size=16", "--set", "arrivals.sizes=[2]")
-    place = ("--data", str(colours), "--out", str(tmp_path), "--device", "cpu", "--devices", "2", "--threads", "1")
-    monkeypatch.setattr(sys, "argv", ["ffcil", "run", "glyphs", *stream, *place])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    error = capfd.readouterr().err
-    assert error.splitlines()[-1].endswith("was killed by SIGKILL: the same command resumes the run.")
-    assert "Traceback" not in error
-
-
-def test_a_request_to_stop_saves_the_epoch(tmp_path: Path, colours: Path, whole: Path) -> None:
-    def request(progress: FitProgress) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, colours, 2, AfterEpochs(4, request), checkpoint_seconds=1000)
-    newest = load_state(checkpoints(tmp_path / "checkpoints")[-1])
-    assert (
-        newest["progress"] is not None or newest["finished"] == 2
-    )  # the request may arrive after the step's last epoch
-    assert not (tmp_path / "done").exists()
-
+# --- methods of a user's file, which do something inside a process ------------------------------------------------
 
 OWN_METHOD = """
+import multiprocessing, os, signal, time
+from pathlib import Path
 from torch.nn.functional import cross_entropy
 from ffcil.methods.icarl import ICaRL
 from ffcil.methods.registry import register
@@ -279,8 +214,31 @@ from ffcil.methods.registry import register
 @register("own")
 class Own(ICaRL):
     title = "Own"
+    batches = 0
+
+    def happens(self, rank, batch, file):
+        "Whether this is the batch of this process at which something happens, for the first time."
+        Own.batches += 1
+        now = self.engine.parallel.rank == rank and Own.batches == batch and not Path(file).exists()
+        if now:
+            Path(file).touch()
+        return now
 """
-PLAIN_MEAN = """
+DIES = """
+    def loss(self, images, targets):
+        if self.happens({rank}, {batch}, {file!r}):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(images, targets)
+"""
+REQUESTS_A_STOP = """
+    def loss(self, images, targets):
+        if self.happens({rank}, {batch}, {file!r}):
+            os.kill(multiprocessing.parent_process().pid, signal.SIGINT)
+            while not signal.getitimer(signal.ITIMER_REAL)[0]:  # until the request has come back to this process
+                time.sleep(0.01)
+        return super().loss(images, targets)
+"""
+TAKES_A_PLAIN_MEAN = """
     def loss(self, images, targets):
         return cross_entropy(self.head(self.features(images)), targets)
 """
@@ -291,30 +249,69 @@ COMPARES_STATES = """
         mine = [*sums, *self.exemplars.means.flatten().tolist(), *self.exemplars.rows().tolist()]
         assert self.engine.parallel.broadcast(mine) == mine, "the states differ"
 """
+Write = Callable[..., Path]
 
 
 @pytest.fixture
-def own_method(tmp_path: Path) -> Iterator[Callable[[str], None]]:
-    """Registers the method `own` of a user's file, for one test."""
+def own_method(tmp_path: Path) -> Iterator[Write]:
+    """Writes the file of the method `own`, which is registered for one test only."""
 
-    def load(body: str) -> None:
+    def write(body: str, rank: int = 0, batch: int = 0) -> Path:
         file = tmp_path / "own.py"
-        file.write_text(OWN_METHOD + body)
-        load_methods(str(file))
+        file.write_text(OWN_METHOD + body.format(rank=rank, batch=batch, file=str(tmp_path / "happened")))
+        return file
 
-    yield load
+    yield write
     METHODS.pop("own", None)
 
 
-def test_all_processes_continue_from_one_state(tmp_path: Path, colours: Path, own_method: Callable[..., None]) -> None:
+@pytest.mark.parametrize("other", [1, 2])
+def test_a_killed_process_ends_the_run_and_it_resumes(
+    other: int, tmp_path: Path, colours: Path, whole: Path, own_method: Write
+) -> None:
+    rank, batch = random.randint(0, 1), random.randint(1, 20)
+    load_methods(str(own_method(DIES, rank, batch)))
+    folder = tmp_path / "run"
+    with pytest.raises(InputError, match=f"^Process {rank + 1} of 2 was killed by SIGKILL: the same command resumes"):
+        run(folder, colours, 2, method="own")
+    assert not multiprocessing.active_children()
+    run(folder, colours, other, method="own")
+    check_same(folder, whole)
+    assert devices(folder)[-1] == other
+
+
+def test_the_command_ends_with_a_sentence(
+    tmp_path: Path, colours: Path, own_method: Write, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fields = ("method=own", "dataset=folder", "image_size=16", "arrivals.sizes=[2]")
+    place = ("--data", str(colours), "--out", str(tmp_path / "run"), "--device", "cpu", "--devices", "2")
+    options = (*place, "--threads", "1", "--import", str(own_method(DIES, rank=1, batch=3)))
+    monkeypatch.setattr(sys, "argv", ["ffcil", "run", "glyphs", *(f"--set={field}" for field in fields), *options])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    error = capfd.readouterr().err
+    assert error.endswith("ffcil: Process 2 of 2 was killed by SIGKILL: the same command resumes the run.\n")
+    assert "Traceback" not in error
+
+
+def test_a_request_to_stop_saves_the_epoch(tmp_path: Path, colours: Path, own_method: Write) -> None:
+    load_methods(str(own_method(REQUESTS_A_STOP, rank=0, batch=5)))  # in the first epoch of the second step
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", colours, 2, method="own", checkpoint_seconds=1000)
+    newest = load_state(checkpoints(tmp_path / "run" / "checkpoints")[-1])
+    assert (newest["finished"], newest["progress"]["epoch"]) == (1, 1)
+
+
+def test_all_processes_continue_from_one_state(tmp_path: Path, colours: Path, own_method: Write) -> None:
     """With local batch norm, features differ between the processes, and so would exemplars and teachers."""
-    own_method(COMPARES_STATES)
+    load_methods(str(own_method(COMPARES_STATES)))
     run(tmp_path / "run", colours, 2, method="own", train={"batch_norm": "local"})
     assert devices(tmp_path / "run") == [2, 2, 2]
 
 
-def test_a_loss_that_is_not_gathered_is_refused(tmp_path: Path, colours: Path, own_method: Callable[..., None]) -> None:
-    own_method(PLAIN_MEAN)
+def test_a_loss_that_is_not_gathered_is_refused(tmp_path: Path, colours: Path, own_method: Write) -> None:
+    load_methods(str(own_method(TAKES_A_PLAIN_MEAN)))
     with pytest.raises(InputError, match="have different losses, because a part of the method's loss"):
         run(tmp_path / "run", colours, 2, method="own", framework="none", arrivals={"sizes": [2]})
 
