@@ -330,6 +330,9 @@ def test_methods_and_batches_that_cannot_be_divided() -> None:
 def test_an_error_of_a_process_is_raised(tmp_path: Path, colours: Path) -> None:
     with pytest.raises(InputError, match="is less than one exemplar for each of 6 classes"):
         run(tmp_path, colours, 2, memory={"budget": 5})
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match="file"):
+        run(tmp_path / "file" / "run", colours, 2)
     with pytest.raises(RuntimeError, match=r"Process 2 of 2 failed:\n(.*\n)*ZeroDivisionError"):
         in_processes(2, divide, Listener())
 

@@ -18,10 +18,13 @@ def run(
     data: Data = None,
     device: Device = None,
     devices: Annotated[
-        int, typer.Option(help="Number of GPUs, or of processes on a CPU, that share every batch.", min=1)
+        int,
+        typer.Option(
+            help="Number of GPUs, or of processes on a CPU, that share every batch; not for pre-trained methods.", min=1
+        ),
     ] = 1,
     threads: Annotated[
-        int | None, typer.Option(help="Number of CPU threads of each process (default: all cores).", min=1)
+        int | None, typer.Option(help="Number of CPU threads of each process (default: they share all cores).", min=1)
     ] = None,
     imports: Imports = None,
     logs: Logs = None,

@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -38,9 +38,10 @@ def in_processes(count: int, work: Work, listener: Listener) -> None:
     with ExitStack() as stack:
         meeting = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ffcil-"))) / "meeting"
         stop = stack.enter_context(Stop())
-        children = [_Child(context, Parallel(rank, count), meeting, work) for rank in range(count)]
-        for child in children:
-            stack.callback(child.end)
+        children: list[_Child] = []
+        for rank in range(count):
+            children.append(_Child(context, Parallel(rank, count), meeting, work))
+            stack.callback(children[-1].end)
         hear = _Hearing(listener)
         stack.callback(hear.finish)
         _supervise(children, hear, stop)
@@ -53,7 +54,9 @@ class _Child:
     def __init__(self, context: Any, parallel: Parallel, meeting: Path, work: Work) -> None:
         self.parallel = parallel
         self.messages, sender = context.Pipe(duplex=False)
-        self.process = context.Process(target=_take_part, args=(parallel, meeting, work, sender), daemon=True)
+        # the environment of now; they are forked from a process that has an earlier one
+        arguments = (parallel, meeting, dict(os.environ), work, sender)
+        self.process = context.Process(target=_take_part, args=arguments, daemon=True)
         self.process.start()
         sender.close()
 
@@ -83,7 +86,8 @@ def _supervise(children: list[_Child], hear: Callable[..., None], stop: Stop) ->
     failure, deadline, asked = "", math.inf, False
     while running and time.monotonic() < deadline:
         if stop.requested() and not asked:
-            os.kill(children[0].process.pid, signal.SIGINT)
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(children[0].process.pid, signal.SIGINT)
             asked = True
         for child in [running[messages] for messages in wait(list(running), POLL_SECONDS)]:
             try:
@@ -93,7 +97,7 @@ def _supervise(children: list[_Child], hear: Callable[..., None], stop: Stop) ->
                 if child.status() or (child is children[0] and not failure):
                     raise child.death() from None
                 continue
-            if kind == "refused":
+            if kind == "raised":
                 raise content[0]
             if kind == "failed":
                 failure = failure or f"{child.name} failed:\n{content[0]}"
@@ -146,7 +150,9 @@ class _Messages(Listener):
         self.messages.send(("step_done", record))
 
 
-def _take_part(parallel: Parallel, meeting: Path, work: Work, messages: Connection) -> None:
+def _take_part(
+    parallel: Parallel, meeting: Path, environment: Mapping[str, str], work: Work, messages: Connection
+) -> None:
     """Do the work of one process. Signals reach only the process that started it, which asks process 0 to stop."""
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -154,14 +160,15 @@ def _take_part(parallel: Parallel, meeting: Path, work: Work, messages: Connecti
     if parallel.rank == 0:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ.update(environment)
     with connected(parallel, meeting):
         try:
             work(parallel, _Messages(messages) if parallel.rank == 0 else Listener())
             messages.send(("ended",))
-        except KeyboardInterrupt:
-            messages.send(("ended",))
         except InputError as error:
-            messages.send(("refused", (BusyError if isinstance(error, BusyError) else InputError)(str(error))))
+            messages.send(("raised", (BusyError if isinstance(error, BusyError) else InputError)(str(error))))
+        except (OSError, KeyboardInterrupt) as error:
+            messages.send(("raised", error))
         except Exception:  # reported before the connection ends, at which the others fail
             messages.send(("failed", traceback.format_exc()))
 

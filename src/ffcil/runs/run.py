@@ -56,7 +56,8 @@ class Run:
 
     `Run(config, folder).execute()` starts the run, resumes it if it was interrupted, or returns the summary if it is
     done. `data` is the file or folder of the configuration's data set, or a `DataSet` such as `dataset_of` returns; the
-    configuration's `dataset` is then a name for it.
+    configuration's `dataset` is then a name for it. With `devices`, several GPUs, from `device` on, or several
+    processes on a CPU share every batch.
     """
 
     def __init__(
@@ -285,7 +286,10 @@ def file_of(method: str) -> str:
     """The Python file of a method, from which other processes import it."""
     file: str | None = getattr(sys.modules[find_method(method).__module__], "__file__", None)
     if file is None:
-        raise InputError(f"Method {method!r} is not in a Python file, so it can run on one device only.")
+        raise InputError(
+            f"Method {method!r} is not in a Python file that other processes can import: write it into one, or run it "
+            "on one device."
+        )
     return file
 
 
