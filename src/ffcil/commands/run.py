@@ -17,7 +17,15 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Folder of the run (default: runs/NAME-HASH).")] = None,
     data: Data = None,
     device: Device = None,
-    threads: Annotated[int | None, typer.Option(help="Number of CPU threads (default: all cores).", min=1)] = None,
+    devices: Annotated[
+        int,
+        typer.Option(
+            help="Number of GPUs, or of processes on a CPU, that share every batch; not for pre-trained methods.", min=1
+        ),
+    ] = 1,
+    threads: Annotated[
+        int | None, typer.Option(help="Number of CPU threads of each process (default: they share all cores).", min=1)
+    ] = None,
     imports: Imports = None,
     logs: Logs = None,
     as_json: AsJson = False,
@@ -38,7 +46,7 @@ def run(
 
     console = ConsoleProgress(Console(stderr=True))
     listener = CompositeListener(console, ProgressFile(), *listeners(listed(logs), config))
-    made = Run(config, out, data=data, device=device, threads=threads, listener=listener)
+    made = Run(config, out, data=data, device=device, devices=devices, threads=threads, listener=listener)
     if dry_run:
         print_json(made.config.model_dump(mode="json"))
         return

@@ -56,6 +56,9 @@ class TrainSettings(Settings):
     """Whether to capture a training iteration as a CUDA graph (GPU only)."""
     compile: bool = True
     """Whether to compile the backbone with torch.compile (GPU only)."""
+    batch_norm: Literal["synchronised", "local"] = "synchronised"
+    """Statistics of batch norm on several devices: `synchronised` over the whole batch, as on one device, or `local`
+    over the part of each device, which takes less time and gives other results."""
     epochs_scale: float = Field(1.0, gt=0, le=1000)
     """Factor of all epochs and milestones, for example 0.1 for a quick trial of a published schedule."""
     first: Phase
@@ -230,5 +233,7 @@ class RunConfig(Settings):
             del content["features"]
         if not self.ha.guard:
             del content["ha"]["guard"]
+        if self.train.batch_norm == "synchronised":
+            del content["train"]["batch_norm"]
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]

@@ -99,7 +99,8 @@ class Conventional(Learner):
     def centre_loss(self, features: Tensor, targets: Tensor) -> Tensor | float:
         """Centre loss of a batch, paper eq. (8), for the nearest-mean classifier; 0 if it is off."""
         if weight := self.settings.framework.centre_weight:
-            distances: Tensor = self.centres(features, targets)
+            gather = self.engine.parallel.gather  # the centres follow all samples of a batch
+            distances: Tensor = self.centres(gather(features), gather(targets))
             return weight * distances.mean()
         return 0.0
 

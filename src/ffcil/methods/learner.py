@@ -21,6 +21,7 @@ from ffcil.methods.framework import Framework
 from ffcil.methods.parts.feature_cache import FeatureCache
 from ffcil.models.resnet import Backbone, build_backbone
 from ffcil.stream import Increment
+from ffcil.training.batch_norm import synchronise_batch_norm
 from ffcil.training.batches import ImageSource
 from ffcil.training.engine import Engine, evaluating
 from ffcil.training.fit import Optimisation, ParameterGroup, Training, fit
@@ -91,7 +92,8 @@ class Learner(nn.Module, ABC):
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__()
         self.settings, self.config = settings, config
-        self.engine, self.reduce = settings.engine, settings.framework.reduction
+        self.engine = settings.engine
+        self.reduce = self.engine.parallel.over_whole_batch(settings.framework.reduction)
         self.boundaries: list[int] = []
         """Number of classes seen after each step so far."""
         self._test_cache = FeatureCache()
@@ -110,7 +112,11 @@ class Learner(nn.Module, ABC):
 
         On a GPU it is captured once per step as a CUDA graph and replayed: no `.item()` or `.cpu()`, no branch on a
         tensor's value, no shape that depends on data. Change buffers in place. Other Python side effects (counting
-        batches, assigning attributes) happen during the capture only."""
+        batches, assigning attributes) happen during the capture only.
+
+        On several devices, each process gets its part of a batch and must return the loss of the whole batch. For
+        sample-wise terms, `self.reduce` does that; tensors in which samples are compared with each other go through
+        `self.engine.parallel.gather` first."""
         raise TypeError(f"{type(self).__name__} trains, but does not define its loss")
 
     @abstractmethod
@@ -300,7 +306,10 @@ class Learner(nn.Module, ABC):
 
     def build_backbone(self) -> Backbone:
         """Build a fresh backbone on the device."""
-        return self.placed(build_backbone(self.settings.backbone))
+        network, parallel = build_backbone(self.settings.backbone), self.engine.parallel
+        if parallel.size > 1 and self.settings.train.batch_norm == "synchronised":
+            synchronise_batch_norm(network, parallel)
+        return self.placed(network)
 
     def placed(self, network: Part) -> Part:
         """Move a network to the device and compile it if compilation is on. A backbone is compiled in two parts,

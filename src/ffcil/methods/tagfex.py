@@ -195,7 +195,7 @@ class TagFex(Conventional):
         return self.engine.aside(embedding, lane=len(self.frozen))
 
     def contrastive(self, agnostic_features: Tensor) -> Tensor:
-        embedding = self.projector(agnostic_features)
+        embedding = self.engine.parallel.gather(self.projector(agnostic_features))
         return contrast(embedding, embedding, self.config.contrastive_temperature)
 
     def continual_contrast(self, agnostic_features: Tensor, before: Callable[[], Tensor]) -> Tensor:
@@ -203,7 +203,8 @@ class TagFex(Conventional):
         old_share = self.auxiliary.old_classes / self.head.classes
         # the gradient passes through the frozen projector into predictor and network
         predicted = self.old_projector(self.predictor(agnostic_features))
-        kept = contrast(predicted, before(), self.config.contrastive_temperature)
+        gather = self.engine.parallel.gather  # every sample is contrasted with all others of the batch
+        kept = contrast(gather(predicted), gather(before()), self.config.contrastive_temperature)
         return (1 - old_share) * self.config.contrastive_weight * self.contrastive(
             agnostic_features
         ) + old_share * self.config.contrastive_distillation_weight * kept

@@ -1,10 +1,11 @@
 """`Run`: one configuration becomes a folder of records. It can be killed at any moment and resumed without loss."""
 
 import errno
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,22 @@ from ffcil.config.settings import RunConfig
 from ffcil.data.augment import Augmentation
 from ffcil.data.sources import DataSet, load_dataset
 from ffcil.errors import InputError
-from ffcil.methods import build_learner, complete, find_method
+from ffcil.methods import METHODS, build_learner, complete, find_method, load_methods
 from ffcil.methods.learner import Learner
 from ffcil.methods.parts.exemplars import exemplars_per_class
 from ffcil.models.pretrained import normalisation_of_weights
+from ffcil.runs.checkpoint import copied
 from ffcil.runs.counts import Counts
 from ffcil.runs.environment import Session, describe_environment, describe_method
 from ffcil.runs.folder import RunFolder, locked
 from ffcil.runs.identity import RunIdentity, fingerprint, identity
 from ffcil.runs.own_checkpoints import REMEDY, OwnCheckpoints, ResumePoint
+from ffcil.runs.processes import in_processes
 from ffcil.runs.step import learn_step
 from ffcil.runs.stopping import Stop
 from ffcil.stream import Increment, Stream
 from ffcil.training.engine import Engine
+from ffcil.training.parallel import ALONE, Parallel
 from ffcil.training.progress import FitProgress, Listener, reporting_to
 
 
@@ -52,7 +56,8 @@ class Run:
 
     `Run(config, folder).execute()` starts the run, resumes it if it was interrupted, or returns the summary if it is
     done. `data` is the file or folder of the configuration's data set, or a `DataSet` such as `dataset_of` returns; the
-    configuration's `dataset` is then a name for it.
+    configuration's `dataset` is then a name for it. With `devices`, several GPUs, from `device` on, or several
+    processes on a CPU share every batch.
     """
 
     def __init__(
@@ -62,10 +67,13 @@ class Run:
         *,
         data: str | Path | DataSet | None = None,
         device: str | None = None,
+        devices: int = 1,
         threads: int | None = None,
         listener: Listener | None = None,
     ) -> None:
         self.config = complete(config)  # a wrong name is an error before anything is created
+        check_devices(self.config, devices)
+        self.devices = devices
         self.data = Path(data) if isinstance(data, str) else data
         named = f"{self.config.dataset}-{self.config.method}-{identity(self.config, self.data)}"
         self.folder = Path(folder) if folder else Path("runs") / named
@@ -84,21 +92,33 @@ class Run:
 
     def execute(self) -> dict[str, Any]:
         """Run to the end and return the summary. If the run is finished, only return the summary."""
-        started = time.monotonic()
-        with exhaustion_explained(self.folder):
-            if not self.files.done:
-                self._fix_threads()
-                stream, learner = self._prepare()
-                for part in ("checkpoints", "counts"):
-                    (self.folder / part).mkdir(parents=True, exist_ok=True)
-                with locked(self.folder):
-                    if not self.files.done:  # another process may have finished it meanwhile
-                        remove_drafts(self.folder)
-                        self._claim(stream, learner)
-                        self._session = Session(self.files, learner.engine.device, started)
-                        self._run(stream, learner)
+        if not self.files.done:
+            if self.devices == 1:
+                self.work()
+            else:
+                file = file_of(self.config.method)
+                part = _Part(self.config, self.folder, self.data, self.device, self.threads, file)
+                in_processes(self.devices, part, self.listener)
         self.files.check_config(self.config, complete)
         return {**self.files.summary(), "folder": str(self.folder)}
+
+    def work(self, parallel: Parallel = ALONE) -> None:
+        """Do the work of one of the run's processes. Only process 0 writes files."""
+        started = time.monotonic()
+        with exhaustion_explained(self.folder):
+            self._fix_threads(parallel)
+            stream, learner = self._prepare(parallel)
+            if parallel.rank > 0:
+                self._assist(stream, learner)
+                return
+            for part in ("checkpoints", "counts"):
+                (self.folder / part).mkdir(parents=True, exist_ok=True)
+            with locked(self.folder):
+                if not self.files.done:  # another process may have finished it meanwhile
+                    remove_drafts(self.folder)
+                    self._claim(stream, learner)
+                    self._session = Session(self.files, learner.engine.device, started)
+                    self._run(stream, learner)
 
     def _claim(self, stream: Stream, learner: Learner) -> None:
         """Write what is known before the first step."""
@@ -113,16 +133,21 @@ class Run:
             environment=self._environment(learner),
         )
 
-    def _fix_threads(self) -> None:
-        """Use the number of threads that the run began with, because sums on a CPU depend on it."""
-        threads = self.files.threads(self.threads) if self.device == "cpu" else self.threads
+    def _fix_threads(self, parallel: Parallel) -> None:
+        """Use the number of threads that the run began with, because sums on a CPU depend on it. Several processes
+        share the cores; their sums are in another order anyway."""
+        threads = self.threads
+        if parallel.size > 1:
+            threads = threads or max(1, torch.get_num_threads() // parallel.size)
+        elif self.device == "cpu":
+            threads = self.files.threads(threads)
         if threads:
             torch.set_num_threads(threads)
 
-    def _prepare(self) -> tuple[Stream, Learner]:
+    def _prepare(self, parallel: Parallel) -> tuple[Stream, Learner]:
         """Prepare data and learner. All bad input is found here, before the folder is touched."""
         config = self.config
-        engine = Engine.create(self.device, config.train)
+        engine = Engine.create(self.device, config.train, parallel)
         data = self.data
         if not isinstance(data, DataSet):
             data = load_dataset(config.dataset, data, config.image_size)
@@ -137,10 +162,11 @@ class Run:
         start = self._checkpoints.newest(self.listener.warned)
         finished, progress = start.finished, start.progress
         self.files.keep_records(finished, repeated=1 + start.skipped)
-        self._restore(stream, learner, start)
+        parallel = learner.engine.parallel
+        self._restore(stream, learner, parallel.broadcast(start))
         self.listener.started(str(self.folder), len(stream), finished, progress.epoch if progress else 0)
         try:
-            with Stop() as stop:
+            with Stop(quiet=parallel.size > 1) as stop:
                 for position in range(finished, len(stream)):
                     stop.raise_if_requested()
                     self._step(learner, stream[position], progress, stop)
@@ -151,6 +177,17 @@ class Run:
         finally:
             self.listener.finished()
             self._session.save()
+
+    def _assist(self, stream: Stream, learner: Learner) -> None:
+        """Train in parallel to process 0, and follow it in everything else."""
+        parallel = learner.engine.parallel
+        start = parallel.broadcast(ResumePoint())
+        progress = start.progress
+        self._restore(stream, learner, start)
+        for position in range(start.finished, len(stream)):
+            learner.learn(stream[position], resume=progress)
+            learner.restore(parallel.broadcast({}))
+            progress = None
 
     def _restore(self, stream: Stream, learner: Learner, start: ResumePoint) -> None:
         """Bring the learner to the point at which the run continues."""
@@ -170,11 +207,14 @@ class Run:
             self._checkpoints.save(learner.state(), increment.step - 1, now)
 
         notes = learn_step(learner, increment, self.listener, stop, save, self.config.checkpoint_seconds, progress)
+        parallel = learner.engine.parallel
+        if parallel.size > 1:  # the same exemplars, class means and batch-norm statistics everywhere
+            parallel.broadcast(copied(learner.state()))
         start = time.perf_counter()
         with reporting_to(self.listener):
             counts = evaluate(learner, increment)
         notes["seconds"]["evaluate"] = time.perf_counter() - start
-        record = make_record(increment, counts, notes)
+        record = make_record(increment, counts, {**notes, "devices": parallel.size})
         self.files.write_counts(increment.step, counts)
         self.files.append_record(record)
         self._checkpoints.save(learner.state(), increment.step, None)
@@ -202,6 +242,55 @@ class Run:
         }
         self._session.save(check_gpu=True)
         self.files.finish(summary)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The work of one process of a run on several devices."""
+
+    config: RunConfig
+    folder: Path
+    data: Path | DataSet | None
+    device: str
+    threads: int | None
+    file: str
+    """Python file of the method."""
+
+    def __call__(self, parallel: Parallel, listener: Listener) -> None:
+        if self.config.method not in METHODS:
+            load_methods(self.file)
+        run = Run(self.config, self.folder, data=self.data, device=self.device, threads=self.threads, listener=listener)
+        run.work(parallel)
+
+
+def check_devices(config: RunConfig, devices: int) -> None:
+    """Raise an error if a run cannot use this number of devices."""
+    if devices == 1:
+        return
+    batch = config.train.batch
+    if devices < 1:
+        raise InputError(f"devices={devices} is not possible: use one device or more.")
+    if find_method(config.method).pretrained:
+        raise InputError(
+            f"devices={devices} is not supported by {config.method!r}, a pre-trained method: run it on one device."
+        )
+    if batch % devices:
+        fitting = devices * max(1, round(batch / devices))
+        raise InputError(
+            f"train.batch={batch} cannot be divided equally among {devices} devices: set train.batch={fitting}, or use "
+            "another number of devices."
+        )
+
+
+def file_of(method: str) -> str:
+    """The Python file of a method, from which other processes import it."""
+    file: str | None = getattr(sys.modules[find_method(method).__module__], "__file__", None)
+    if file is None:
+        raise InputError(
+            f"Method {method!r} is not in a Python file that other processes can import: write it into one, or run it "
+            "on one device."
+        )
+    return file
 
 
 @contextmanager

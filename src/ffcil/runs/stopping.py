@@ -37,7 +37,9 @@ class Stop:
     changes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, quiet: bool = False) -> None:
+        """`quiet`: Whether a request is not announced on the terminal, because another process announces it."""
+        self._quiet = quiet
         self._requested = False
         self._before: dict[int, Any] = {}
 
@@ -64,8 +66,9 @@ class Stop:
         if self._requested:
             raise KeyboardInterrupt
         self._requested = True
-        with suppress(OSError):  # the closed terminal may be the reason for the signal
-            os.write(2, _MESSAGE)  # not print, which the handler may have interrupted
+        if not self._quiet:
+            with suppress(OSError):  # the closed terminal may be the reason for the signal
+                os.write(2, _MESSAGE)  # not print, which the handler may have interrupted
         signal.setitimer(signal.ITIMER_REAL, SECONDS)
 
     def requested(self) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 from ffcil.data.augment import Augmentation, Draws
 from ffcil.data.image_set import ImageSet
 from ffcil.data.ragged import image_sizes
+from ffcil.training.parallel import ALONE, Parallel
 
 
 class Batches(Protocol):
@@ -24,7 +25,7 @@ class Batches(Protocol):
     count: int
     """Number of batches of an epoch."""
     samples: int
-    """Number of samples of an epoch."""
+    """Number of samples of an epoch, of all processes together."""
     same_shape: bool
     """Whether all batches have the same shape, as a captured graph needs it."""
 
@@ -32,14 +33,15 @@ class Batches(Protocol):
         """Make the random choices of the next epoch."""
 
     def next(self) -> tuple[Tensor, Tensor]:
-        """Return the inputs and the targets of the next batch. It never synchronises with the device."""
+        """Return the inputs and the targets of this process's part of the next batch. It never synchronises with the
+        device."""
 
 
 class Source(Protocol):
     """Training data, from which batches can be made."""
 
     def __len__(self) -> int: ...
-    def batches(self, device: torch.device) -> Batches: ...
+    def batches(self, device: torch.device, parallel: Parallel = ALONE) -> Batches: ...
 
 
 @dataclass(frozen=True)
@@ -58,24 +60,33 @@ class ImageSource:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def batches(self, device: torch.device) -> Batches:
-        return _ImageBatches(self, device)
+    def batches(self, device: torch.device, parallel: Parallel = ALONE) -> Batches:
+        return _ImageBatches(self, device, parallel)
 
 
 class _ImageBatches:
-    """The random choices of an epoch as tensors [batches, batch, ...] on the device, refilled before each epoch."""
+    """The random choices of an epoch as tensors on the device, [batches, views * batch, ...], made before each epoch.
+
+    Of several processes, all make the same choices, and each keeps those of its part of every batch.
+    """
 
     same_shape = True
 
-    def __init__(self, source: ImageSource, device: torch.device) -> None:
+    def __init__(self, source: ImageSource, device: torch.device, parallel: Parallel) -> None:
         self.source = source
+        self.part = parallel.part(source.views * source.batch)
         self.rows, self.sizes = source.rows.cpu(), image_sizes(source.images.images).cpu()
         self.count = math.ceil(len(source.rows) / source.batch)
         self.samples = self.count * source.batch
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
-        order = self._order(torch.Generator())
-        self.order = order.to(device)
-        self.draws = Draws(*(values.to(device) for values in self._augmentations(order, torch.Generator())))
+        order, draws = self._choices(torch.Generator())
+        self.order, self.draws = order.to(device), Draws(*(values.to(device) for values in draws))
+
+    def _choices(self, generator: torch.Generator) -> tuple[Tensor, Draws]:
+        """Rows and augmentations of this process's part of every batch."""
+        order = self._order(generator).repeat(1, self.source.views)
+        draws = self._augmentations(order, generator)
+        return order[:, self.part], Draws(*(values[:, self.part] for values in draws))
 
     def _order(self, generator: torch.Generator) -> Tensor:
         """Shuffle the rows. The last batch is filled up by drawing again, never left short."""
@@ -85,22 +96,19 @@ class _ImageBatches:
 
     def _augmentations(self, order: Tensor, generator: torch.Generator) -> Draws:
         """Draw the augmentation of every view of every image of an epoch."""
-        views, in_batch = self.source.views, self.source.views * self.source.batch
-        sizes = self.sizes[order.repeat(1, views).view(-1)]
-        drawn = self.source.augmentation.draw(self.count * in_batch, generator, sizes)
-        return Draws(*(values.view(self.count, in_batch, *values.shape[1:]) for values in drawn))
+        drawn = self.source.augmentation.draw(order.numel(), generator, self.sizes[order.view(-1)])
+        return Draws(*(values.view(*order.shape, *values.shape[1:]) for values in drawn))
 
     def start_epoch(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        order = self._order(generator)
+        order, draws = self._choices(torch.Generator().manual_seed(seed))
         self.order.copy_(order)
-        for buffer, values in zip(self.draws, self._augmentations(order, generator), strict=True):
+        for buffer, values in zip(self.draws, draws, strict=True):
             buffer.copy_(values)
         self.position.zero_()
 
     def next(self) -> tuple[Tensor, Tensor]:
         # the position is a tensor, so that a captured graph moves on by itself
-        rows = self.order.index_select(0, self.position)[0].repeat(self.source.views)
+        rows = self.order.index_select(0, self.position)[0]
         draws = Draws(*(values.index_select(0, self.position)[0] for values in self.draws))
         self.position += 1
         store = self.source.images
@@ -123,7 +131,8 @@ class FeatureSource:
     def __len__(self) -> int:
         return self.size
 
-    def batches(self, device: torch.device) -> Batches:
+    def batches(self, device: torch.device, parallel: Parallel = ALONE) -> Batches:
+        """Every process takes whole batches: features are small."""
         return _FeatureBatches(self, device)
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from ffcil.config.settings import TrainSettings
 from ffcil.errors import InputError
 from ffcil.training.arithmetic import check_products
+from ffcil.training.parallel import ALONE, Parallel
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -34,20 +35,28 @@ class Engine:
     precision: str
     graph: bool
     compile: bool
+    parallel: Parallel = ALONE
 
     @classmethod
-    def create(cls, device: str, settings: TrainSettings) -> Self:
-        """Create an engine for cpu or cuda[:n]. On a CPU, results are bit-equal for a given number of threads."""
+    def create(cls, device: str, settings: TrainSettings, parallel: Parallel = ALONE) -> Self:
+        """Create an engine for cpu or cuda[:n]. On a CPU, results are bit-equal for a given number of threads.
+
+        Of several processes, each has a GPU of its own, from number n on. They exchange numbers within a training step,
+        so it is neither captured nor compiled.
+        """
         from lightning_fabric import Fabric  # A third of the time that commands without a training would take.
         from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 
         if not (match := re.fullmatch(r"(cpu)|(cuda)(?::(\d+))?", device)):
             raise InputError(f"Unknown device {device!r}: choose cpu or cuda.")
-        on_gpu, number = match[2] is not None, int(match[3] or 0)
+        on_gpu, number = match[2] is not None, int(match[3] or 0) + parallel.rank
         if on_gpu and not torch.cuda.is_available():
             raise InputError("Device 'cuda' is not available: run with --device cpu, or see `ffcil doctor`.")
         if on_gpu and number >= torch.cuda.device_count():
-            raise InputError(f"Device {device!r} is not available: {torch.cuda.device_count()} CUDA device(s) found.")
+            found = f"{torch.cuda.device_count()} CUDA device(s) found"
+            if parallel.size > 1:
+                raise InputError(f"Device {parallel.rank + 1} of {parallel.size} is not available: {found}.")
+            raise InputError(f"Device {device!r} is not available: {found}.")
         precision = settings.precision
         if precision == "auto":
             precision = "bfloat16" if on_gpu else "float32"
@@ -62,7 +71,8 @@ class Engine:
         if on_gpu:
             torch.cuda.set_device(fabric.device)  # streams and graphs are created on the current device
             check_products(fabric.device)
-        return cls(fabric, precision, graph=on_gpu and settings.graph, compile=on_gpu and settings.compile)
+        fast = on_gpu and parallel.size == 1
+        return cls(fabric, precision, fast and settings.graph, fast and settings.compile, parallel)
 
     @property
     def device(self) -> torch.device:

@@ -103,7 +103,7 @@ def fit(
     optimisation = training.optimisation
     if progress.epoch >= optimisation.epochs:
         return progress
-    batches = training.source.batches(engine.device)
+    batches = training.source.batches(engine.device, engine.parallel)
     captured = engine.graph and batches.same_shape and optimisation.optimiser == "sgd"
     optimiser = optimisation.build(training.groups, engine.device, rate_on_device=captured)
     parameters = [parameter for group in training.groups for parameter in group.parameters]
@@ -115,6 +115,7 @@ def fit(
             value = loss(*batch)
             optimiser.zero_grad(set_to_none=True)
             engine.fabric.backward(value)
+        engine.parallel.average_gradients(parameters)
         optimiser.step()
         return value.detach()
 
@@ -138,6 +139,11 @@ def fit(
         progress.loss = total.item() / batches.count  # the only synchronisation of an epoch
         if not (math.isfinite(progress.loss) or training.may_diverge):
             raise InputError(f"Training diverged in epoch {epoch + 1} (loss {progress.loss}): {training.remedy}.")
+        if not engine.parallel.agree(progress.loss):
+            raise InputError(
+                "The processes of this training have different losses, because a part of the method's loss does not "
+                "reach `self.reduce` or `self.engine.parallel.gather`: run it on one device."
+            )
         progress.add_epoch(batches.samples, time.perf_counter() - start, _momentum(optimiser, parameters))
         if training.after_epoch is not None:
             training.after_epoch()
