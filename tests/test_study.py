@@ -305,6 +305,8 @@ def test_names_of_studies() -> None:
         (["--jobs", "many"], "Cannot read --jobs 'many'"),
         (["--jobs", "²"], "Cannot read --jobs '²'"),
         (["--per-gpu", "4"], "--per-gpu does not apply to a CPU"),
+        (["--set", "flow.shared_ridge=true"], "flow.shared_ridge=true is not supported by 'icarl'"),
+        (["--set", "ha.use=true"], "ha.use=true is not supported by 'icarl'"),
         (["--seeds", "a"], "Cannot read --seeds 'a'"),
         (["--seeds", "0"], "Cannot read --seeds '0'"),
         (["--log", "tensorbord"], "Unknown log 'tensorbord': did you mean 'tensorboard'?"),

@@ -77,6 +77,7 @@ def complete(config: RunConfig) -> RunConfig:
         )
     if not method.pretrained and config.backbone not in BACKBONES:
         raise unknown("backbone", config.backbone, BACKBONES)
+    Framework.resolve(config, method.own_alignment, method.pretrained)  # refuses parts for the other kind of method
     for option in config.options:
         if option not in method.Config.model_fields:
             known = [f"options.{name}" for name in method.Config.model_fields]
