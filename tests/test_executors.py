@@ -378,6 +378,52 @@ def test_slurm_through_submitit(tmp_path: Path, colours: Path) -> None:
     assert timeless_records(tmp_path / "again" / "out") == timeless_records(tmp_path / "undisturbed" / "out")
 
 
+FAKE_SLURM = {
+    "sbatch": """#!{python}
+import os, pathlib, re, subprocess, sys
+place = pathlib.Path(__file__).parent
+text = pathlib.Path(sys.argv[1]).read_text()
+last, at_once = re.search(r"--array=0-([0-9]+)%([0-9]+)", text).groups()
+with (place / "submitted").open("a") as file:
+    print(int(last) + 1, at_once, file=file)
+for task in range(int(last) + 1):
+    own = dict(SLURM_JOB_ID=str(100 + task), SLURM_ARRAY_JOB_ID="7", SLURM_ARRAY_TASK_ID=str(task))
+    own |= dict(SLURM_NTASKS="1", SLURM_JOB_NUM_NODES="1", SLURM_NODEID="0", SLURM_PROCID="0", SLURM_LOCALID="0")
+    subprocess.Popen(["bash", sys.argv[1]], env=os.environ | own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with (place / "queue").open("a") as file:
+        print("7_" + str(task), file=file)
+print("Submitted batch job 7")
+""",
+    "srun": """#!/bin/bash
+while [[ $1 == --* ]]; do [[ $1 == --unbuffered ]] || shift; shift; done
+exec "$@"
+""",
+    "squeue": """#!/bin/bash
+cat "$(dirname "$0")/queue"
+""",
+}
+
+
+def test_slurm_executes_a_study_as_one_array(tmp_path: Path, colours: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("submitit")
+    (tmp_path / "bin").mkdir()
+    for name, text in FAKE_SLURM.items():
+        (tmp_path / "bin" / name).write_text(text.replace("{python}", sys.executable))
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+
+    first = mortal_jobs(tmp_path / "here", colours, ["icarl", "replay"])
+    assert run_jobs(first, LocalExecutor("cpu", 2), Messages()) == {}
+    jobs = mortal_jobs(tmp_path / "there", colours, ["icarl", "replay"])
+    assert run_jobs(jobs, SlurmExecutor("cpu", 5, {}), Messages()) == {}
+    assert (tmp_path / "bin" / "submitted").read_text() == "2 2\n"
+    assert timeless_records(tmp_path / "there" / "out") == timeless_records(tmp_path / "here" / "out")
+    # jobs that an interrupted study submitted and that are in the queue are not submitted again
+    again = SlurmExecutor("cpu", None, {}).start_all(jobs)
+    assert (tmp_path / "bin" / "submitted").read_text() == "2 2\n"
+    assert [attempt.outcome() for attempt in again] == [Outcome(Ending.DONE, "")] * 2
+
+
 def one_setting(method: str = "icarl") -> list[dict[str, Any]]:
     return [{"recipes": ["glyphs"], "methods": [method], "settings": {"FF.ours": {"framework": "paper"}}}]
 

@@ -3,8 +3,10 @@
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from functools import partial
+from itertools import islice
 from typing import Protocol
 
 from ffcil.runs.folder import is_busy, running_in
@@ -53,6 +55,10 @@ class Executor(ExitStack, ABC):
     @abstractmethod
     def start(self, job: Job) -> Attempt: ...
 
+    def start_all(self, jobs: Sequence[Job]) -> Iterable[Attempt]:
+        """Start several jobs, one after another unless the executor has a faster way."""
+        return map(self.start, jobs)
+
 
 def run_jobs(
     jobs: Sequence[Job],
@@ -74,8 +80,10 @@ def run_jobs(
     with nullcontext() if all(job.done for job in jobs) else executor:
         try:
             while waiting or running:
-                while (executor.slots is None or len(running) < executor.slots) and (job := _take(waiting, others)):
-                    running[job] = executor.start(job)
+                room = None if executor.slots is None else executor.slots - len(running)
+                ready = list(islice(iter(partial(_take, waiting, others), None), room))
+                for job, attempt in zip(ready, executor.start_all(ready) if ready else (), strict=True):
+                    running[job] = attempt
                 progress.update(running.keys())
                 time.sleep(interval)
                 stalled.check(running)
