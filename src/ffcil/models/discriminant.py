@@ -79,6 +79,11 @@ class ClassSums(nn.Module):
         self.counts.index_add_(0, present, count, alpha=sign)
         self.sums.index_add_(0, present, total, alpha=sign)
 
+    def restart(self) -> None:
+        """Remove all images."""
+        for values in (self.counts, self.sums, self.scatter):
+            values.zero_()
+
     def merged(self) -> Self:
         """The sums of all images as one class."""
         whole = type(self)(self.sums.shape[1], 1).to(self.sums.device)
