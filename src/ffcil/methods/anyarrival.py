@@ -382,12 +382,13 @@ class AnyArrival(Pretrained):
         self.waiting_images.restore(state)
         chosen, device = state["chosen"], self.engine.device
         self.shrinkage = chosen["shrinkage"]
-        line = {name: tuple(chosen["calibration"][name]) for name in ("odds", "levels")}
-        self.calibration = Calibration(**{**chosen["calibration"], **line})
-        fitted = chosen["novelty"] and {
+        fitted: dict[str, Any] = chosen["calibration"]
+        lists = {name: tuple(value) for name, value in fitted.items() if isinstance(value, list | tuple)}
+        self.calibration = Calibration(**{**fitted, **lists})
+        novelty = chosen["novelty"] and {
             name: value.to(device) if isinstance(value, Tensor) else value for name, value in chosen["novelty"].items()
         }
-        self.novelty = Novelty(**fitted) if fitted else None
+        self.novelty = Novelty(**novelty) if novelty else None
 
 
 def _directions(features: int, width: int, seed: int) -> Tensor:
