@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK = 1 << 22
@@ -183,9 +182,10 @@ def _evidence(others: Tensor, odds: Tensor) -> Tensor:
     logarithm of the share that the second class has in the rest, and this times the log-odds. [N, C], [N] -> [N, 4]
 
     Cross-validated on left-out scores of Cars, the last two lower the log loss of being right by 2 to 3 %."""
-    share = (others.amax(dim=1) - others.logsumexp(dim=1)).nan_to_num(0).clamp_min(-MOST_ODDS)
     odds = odds.clamp(-MOST_ODDS, MOST_ODDS)
-    return torch.stack([F.logsigmoid(odds), F.logsigmoid(-odds), share, share * odds], dim=1)
+    share = (others.amax(dim=1).clamp_min(-MOST_ODDS) + odds).clamp_max(0)
+    top = -torch.log1p(torch.exp(-odds))
+    return torch.stack([top, top - odds, share, share * odds], dim=1)
 
 
 def logistic_regression(rows: Tensor, wanted: Tensor) -> Tensor:
