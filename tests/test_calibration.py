@@ -19,6 +19,7 @@ from ffcil.calibration import (
     expected_calibration_error,
     fit_calibration,
     fit_temperature,
+    logistic_regression,
     threshold_at,
 )
 
@@ -89,12 +90,22 @@ def naive_line(odds: float, points: list[tuple[float, float]]) -> float:
     return points[-1][1]
 
 
+def naive_evidence(weights: list[float], top: int) -> list[float]:
+    """The probability of the highest class, that of the rest, and the share of the second class in the rest."""
+    rest = sum(weights) - weights[top]
+    chance = weights[top] / (weights[top] + rest)
+    share = math.log(max(weight for k, weight in enumerate(weights) if k != top) / rest)
+    return [math.log(chance), math.log(1 - chance), share, share * math.log(weights[top] / rest)]
+
+
 def naive_probabilities(calibration: Calibration, scores: list[float]) -> list[float]:
     top = max(range(len(scores)), key=lambda k: scores[k])
     gaps = [scores[top] - score for score in scores]
     weights = [math.exp(-gap / calibration.temperature) for gap in gaps]
     rest = sum(weights) - weights[top]
     odds = math.log(weights[top] / rest)
+    if calibration.weights:
+        odds = sum(w * v for w, v in zip(calibration.weights, [*naive_evidence(weights, top), 1], strict=True))
     if calibration.odds:
         odds = naive_line(odds, list(zip(calibration.odds, calibration.levels, strict=True)))
     second = max(weight for k, weight in enumerate(weights) if k != top)
@@ -102,12 +113,19 @@ def naive_probabilities(calibration: Calibration, scores: list[float]) -> list[f
     return [mapped if k == top else weight / rest * (1 - mapped) for k, weight in enumerate(weights)]
 
 
+WEIGHTS = (0.5, -1.5, 0.3, 0.2, -0.4)
 LINE = ((-1.5, 0.0, 2.0), (-1.0, -1.0, 4.0))
 
 
 @pytest.mark.parametrize(
     "calibration",
-    [Calibration(), Calibration(2.0, *LINE), Calibration(0.5, *LINE), Calibration(1, (1,), (2,))],
+    [
+        Calibration(),
+        Calibration(2.0, *LINE),
+        Calibration(0.5, *LINE),
+        Calibration(1, (1,), (2,)),
+        Calibration(2.0, *LINE, WEIGHTS),
+    ],
 )
 def test_probabilities_are_those_of_a_plain_loop(calibration: Calibration) -> None:
     scores = normal(30, 6)
@@ -118,7 +136,7 @@ def test_probabilities_are_those_of_a_plain_loop(calibration: Calibration) -> No
 
 @given(
     st.lists(st.lists(st.floats(-50, 50, width=32), min_size=4, max_size=4), min_size=1, max_size=5),
-    st.builds(Calibration, st.floats(1e-2, 1e2), st.just(LINE[0]), st.just(LINE[1])),
+    st.builds(Calibration, st.floats(1e-2, 1e2), st.just(LINE[0]), st.just(LINE[1]), st.sampled_from([(), WEIGHTS])),
 )
 def test_probabilities_sum_to_one_and_keep_the_class(rows: list[list[float]], calibration: Calibration) -> None:
     scores = torch.tensor(rows)
@@ -173,8 +191,11 @@ def test_the_line_is_that_of_a_plain_isotonic_regression() -> None:
     scores = 3 * normal(1000, 5)
     targets = torch.where(torch.rand(1000, generator=seeded(2)) < 0.5, scores.argmax(dim=1), 4)
     calibration = fit_calibration(scores, targets)
-    plain = Calibration(calibration.temperature)(scores).amax(dim=1)
-    order = sorted(range(1000), key=lambda i: plain[i].item())
+    logits = (scores / calibration.temperature).exp().tolist()
+    evidence = torch.tensor([naive_evidence(row, row.index(max(row))) for row in logits]).double()
+    weights = torch.tensor(calibration.weights).double()
+    found = evidence @ weights[:4] + weights[4]
+    order = sorted(range(1000), key=lambda i: found[i].item())
     size = [84] * 4 + [83] * 8
     groups = [order[sum(size[:k]) : sum(size[: k + 1])] for k in range(12)]
     shares = [(sum(int(scores[i].argmax() == targets[i]) for i in rows) + 1) / (len(rows) + 2) for rows in groups]
@@ -184,8 +205,30 @@ def test_the_line_is_that_of_a_plain_isotonic_regression() -> None:
     assert list(torch.tensor(calibration.levels).sigmoid()) == pytest.approx(expected, abs=1e-5)
     assert len(set(expected)) > 1
     assert shares != sorted(shares)
-    means = [torch.stack([plain[i].logit() for i in rows]).mean().item() for rows in groups]
-    assert calibration.odds == pytest.approx(means)
+    means = [torch.stack([found[i] for i in rows]).mean().item() for rows in groups]
+    assert calibration.odds == pytest.approx(means, rel=1e-4)
+
+
+def test_the_regression_has_no_slope_left() -> None:
+    rows = torch.cat([normal(60, 3, seed=seed) + seed for seed in (0, 1)])
+    wanted = torch.cat([torch.zeros(60), torch.ones(60)]).double()
+    weights = logistic_regression(rows, wanted)
+    chance = torch.sigmoid(rows @ weights[:3] + weights[3])
+    assert ((chance - wanted).mean() / wanted.mean()).abs() < 0.01
+    assert (rows - rows.mean(0)).mT.matmul(chance - wanted).div(len(rows)).abs().max() < 0.01
+
+
+def test_a_close_second_class_is_told_from_many_far_ones() -> None:
+    """With equal odds, the highest class is right less often if all of the rest is one class."""
+    rivals = torch.arange(8000) % 2 == 0
+    many = -math.log(3)  # three classes that have as much together as the rival alone
+    scores = torch.where(rivals[:, None], torch.tensor([1.0, 0, -50, -50]), torch.tensor([1.0, many, many, many]))
+    scores = scores + 0.1 * normal(8000, 4)
+    right = torch.rand(8000, generator=seeded(6)) < torch.where(rivals, 0.5, 0.9)
+    targets = torch.where(right, scores.argmax(dim=1), scores.topk(2).indices[:, 1])
+    found = fit_calibration(scores[:4000], targets[:4000])(scores[4000:]).amax(dim=1)
+    assert found[rivals[4000:]].mean().item() == pytest.approx(0.5, abs=0.05)
+    assert found[~rivals[4000:]].mean().item() == pytest.approx(0.9, abs=0.05)
 
 
 def test_few_images_have_no_line() -> None:

@@ -41,8 +41,13 @@ def naive_scores(
 
 
 def variances_of(features: Tensor, targets: Tensor) -> Tensor:
+    """Variances within classes, shrunk towards their mean by their expected error over their differences."""
     deviations = [features[targets == label] - features[targets == label].mean(0) for label in range(4)]
-    return torch.cat(deviations).square().sum(0) / (len(features) - 4)
+    variances = (torch.cat(deviations).square().sum(0) / (len(features) - 4)).tolist()
+    mean = sum(variances) / len(variances)
+    errors = sum(2 * variance**2 / (len(features) - 4) for variance in variances)
+    share = min(1.0, errors / sum((variance - mean) ** 2 for variance in variances))
+    return torch.tensor([(1 - share) * variance + share * mean for variance in variances], dtype=torch.float64)
 
 
 def differences(scores: Tensor) -> Tensor:
@@ -96,6 +101,17 @@ def test_the_scatter_keeps_its_precision_far_from_zero() -> None:
     features, targets = some_images()
     near, far = summed(features, targets), summed(features + 1e7, targets)
     torch.testing.assert_close(far.scatter, near.scatter, rtol=1e-6, atol=1e-6)
+
+
+def test_features_count_alike_with_few_images_and_by_their_deviations_with_many() -> None:
+    scale = torch.linspace(0.5, 2, 400, dtype=torch.float64)
+    ratios = []
+    for count in (4, 20_000):
+        features = scale * torch.randn(count, 400, generator=seeded(), dtype=torch.float64)
+        deviations = Discriminant.of(summed(features, torch.arange(count) % 2, 2)).deviations
+        ratios.append(float(deviations.std() / deviations.mean() / (scale.std() / scale.mean())))
+    assert ratios[0] < 0.6
+    assert ratios[1] == pytest.approx(1, abs=0.01)
 
 
 @pytest.mark.parametrize("per_class", [1, 2])

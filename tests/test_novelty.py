@@ -11,7 +11,7 @@ from torch import Tensor
 from conftest import seeded
 from ffcil.calibration import auroc, fit_temperature, threshold_at
 from ffcil.models.discriminant import ClassSums, Discriminant
-from ffcil.models.novelty import FAR, Novelty, _describe, _regression
+from ffcil.models.novelty import FAR, Novelty, _describe
 
 WIDTH, KNOWN, UNKNOWN, EACH = 30, 12, 8, 40
 SHRINKAGE = 0.1
@@ -77,16 +77,6 @@ def test_the_three_numbers_of_a_plain_loop() -> None:
         shares = [math.exp(-square / 4) for square in squares]
         top = max(shares) / sum(shares)
         assert row.tolist() == pytest.approx([-math.log(top / (1 - top)), math.sqrt(min(squares)), math.sqrt(behind)])
-
-
-def test_the_regression_has_no_slope_left() -> None:
-    known, unknown = (torch.randn(60, 3, generator=seeded(seed), dtype=torch.float64) + seed for seed in (0, 1))
-    weights = _regression(known, unknown)
-    rows = torch.cat([known, unknown])
-    chance = torch.sigmoid(rows @ weights[:3] + weights[3])
-    wanted = torch.cat([torch.zeros(60), torch.ones(60)])
-    assert ((chance - wanted).mean() / wanted.mean()).abs() < 0.01
-    assert (rows - rows.mean(0)).mT.matmul(chance - wanted).div(len(rows)).abs().max() < 0.01
 
 
 def test_few_classes_or_images_leave_the_distance_alone() -> None:

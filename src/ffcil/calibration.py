@@ -22,6 +22,10 @@ GROUPS = 12
 the same likelihood."""
 LEAST = 25
 """Fewest images for one such point."""
+RIDGE = 1e-3
+"""Penalty of a logistic regression per row."""
+MOST_ODDS = 50.0
+"""Bound on log-odds in a regression. With a single class, for example, they are infinite."""
 LIMIT = 12.0
 """Bound on the logarithm of a temperature, in units of the mean gap to the highest score."""
 
@@ -97,9 +101,10 @@ def _derivatives(scores: Tensor, targets: Tensor, sharpness: float) -> tuple[flo
 class Calibration:
     """A map from scores [N, C] to probabilities [N, C] that keeps the order of the classes.
 
-    The softmax of the scores over the temperature comes first. Then the log-odds of the highest probability are mapped
-    by a line through points, which never falls, and the other probabilities are scaled so that the sum is 1. Beyond the
-    first and the last point the line is level: no image is more certain than those that were tested.
+    The softmax of the scores over the temperature comes first. Then a logistic regression says how likely the highest
+    class is right, by its log-odds and by how much of the rest the second class has. Its log-odds are mapped by a line
+    through points, which never falls, and the other probabilities are scaled so that the sum is 1. Beyond the first and
+    the last point the line is level: no image is more certain than those that were tested.
 
     `dataclasses.asdict` makes the state, and `Calibration(**state)` reads it.
     """
@@ -107,9 +112,11 @@ class Calibration:
     temperature: float = 1.0
     """Temperature T."""
     odds: tuple[float, ...] = ()
-    """Log-odds of the highest probability at the points, which increase; none: no map."""
+    """Log-odds by the regression at the points, which increase; none: no map."""
     levels: tuple[float, ...] = ()
     """Log-odds of being right at the points."""
+    weights: tuple[float, ...] = ()
+    """Weights of the four numbers of `_evidence`, and a constant; none: the log-odds of the highest probability."""
 
     def __call__(self, scores: Tensor) -> Tensor:
         """Probabilities of all classes: [N, C] -> [N, C]"""
@@ -122,7 +129,7 @@ class Calibration:
         others, odds = self._top_odds(scores)
         shares = torch.softmax(others, dim=1)
         # with this minimum, the highest class stays the highest, also against the strongest of the others
-        mapped = torch.maximum(self._mapped(odds), shares.amax(dim=1).log() + 1e-6)
+        mapped = torch.maximum(self._mapped(self._regressed(others, odds)), shares.amax(dim=1).log() + 1e-6)
         probabilities = shares * torch.sigmoid(-mapped)[:, None]
         return probabilities.scatter(1, scores.argmax(dim=1, keepdim=True), torch.sigmoid(mapped)[:, None])
 
@@ -132,6 +139,13 @@ class Calibration:
         logits = -_gaps(scores) / self.temperature
         others = logits.scatter(1, scores.argmax(dim=1, keepdim=True), -torch.inf)
         return others, -others.logsumexp(dim=1)  # the highest logit is 0
+
+    def _regressed(self, others: Tensor, odds: Tensor) -> Tensor:
+        """Log-odds of being right by the regression, [N]."""
+        if not self.weights:
+            return odds
+        *weights, constant = self.weights
+        return _evidence(others, odds) @ torch.tensor(weights).to(odds) + constant
 
     def _mapped(self, odds: Tensor) -> Tensor:
         if len(self.odds) < 2:
@@ -144,8 +158,8 @@ class Calibration:
 
 
 def fit_calibration(scores: Tensor, targets: Tensor) -> Calibration:
-    """Fit a calibration: the temperature to the classes by maximum likelihood, then the points of the line to
-    whether the highest class is right.
+    """Fit a calibration: the temperature to the classes by maximum likelihood, then the regression and the points of
+    the line to whether the highest class is right.
 
     Args:
         scores: Scores of images that the classifier was not fitted to, [N, C].
@@ -154,18 +168,55 @@ def fit_calibration(scores: Tensor, targets: Tensor) -> Calibration:
     if scores.shape[1] < 2 or not len(scores):
         return Calibration()
     by_class = Calibration(fit_temperature(scores, targets))
-    odds = torch.cat([by_class._top_odds(rows)[1] for (rows,) in _chunks(scores)])
-    points, levels = _fit_line(odds, (scores.argmax(dim=1) == targets).double())
-    return replace(by_class, odds=points, levels=levels)
+    evidence = torch.cat([_evidence(*by_class._top_odds(rows)) for (rows,) in _chunks(scores)])
+    right = (scores.argmax(dim=1) == targets).double()
+    if len(right) < LEAST:
+        return by_class
+    weights = logistic_regression(evidence, right)
+    points, levels = _fit_line(evidence @ weights[:-1] + weights[-1], right)
+    return replace(by_class, odds=points, levels=levels, weights=tuple(weights.tolist()))
+
+
+def _evidence(others: Tensor, odds: Tensor) -> Tensor:
+    """Numbers that say how likely the highest class is right: the logarithms of its probability and of the rest, the
+    logarithm of the share that the second class has in the rest, and this times the log-odds. [N, C], [N] -> [N, 4]
+
+    Cross-validated on left-out scores of Cars, the last two lower the log loss of being right by 2 to 3 %."""
+    odds = odds.clamp(-MOST_ODDS, MOST_ODDS)
+    share = (others.amax(dim=1).clamp_min(-MOST_ODDS) + odds).clamp_max(0)
+    top = -torch.log1p(torch.exp(-odds))
+    return torch.stack([top, top - odds, share, share * odds], dim=1)
+
+
+def logistic_regression(rows: Tensor, wanted: Tensor) -> Tensor:
+    """Weights and constant [D + 1] of a logistic regression with a small penalty, by Newton's iteration.
+
+    Args:
+        rows: Inputs, [N, D].
+        wanted: 0 or 1, [N].
+    """
+    centre, scale = rows.mean(dim=0), rows.std(dim=0).clamp_min(1e-12)
+    inputs = torch.cat([(rows - centre) / scale, torch.ones_like(rows[:, :1])], dim=1)
+    penalty = RIDGE * len(rows)
+    weights = rows.new_zeros(inputs.shape[1])
+    for _ in range(25):
+        chance = torch.sigmoid(inputs @ weights)
+        slope = inputs.mT @ (chance - wanted) + penalty * weights
+        change = (inputs * (chance * (1 - chance))[:, None]).mT @ inputs
+        change.diagonal().add_(penalty)
+        weights = weights - torch.linalg.solve(change, slope)
+    weights[:-1] /= scale
+    weights[-1] -= weights[:-1] @ centre
+    return weights
 
 
 def _fit_line(odds: Tensor, right: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Points of a line that never falls, from log-odds [N] to the log-odds of being right: isotonic regression of the
     shares of right rows [N] in groups of equal size with similar odds. Two rows are added to every group, one of them
-    right, so that no share is 0 or 1."""
+    right, so that no share is 0 or 1. There are at least `LEAST` rows."""
     points: list[float] = []
     blocks: list[tuple[float, int]] = []  # share, and number of groups that have it
-    for rows in odds.argsort(stable=True).tensor_split(min(GROUPS, len(odds) // LEAST)) if len(odds) >= LEAST else ():
+    for rows in odds.argsort(stable=True).tensor_split(min(GROUPS, len(odds) // LEAST)):
         share, width = (right[rows].sum().item() + 1) / (len(rows) + 2), 1
         point = odds[rows].mean().item()
         if points and point <= points[-1]:  # odds that are all equal

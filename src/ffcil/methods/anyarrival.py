@@ -4,27 +4,38 @@ Every image contributes one feature of a frozen network to its class mean and to
 shrinkage of the covariance, the calibration of the scores, the novelty scores of known images) is chosen by leaving out
 one of all images seen so far at a time, in closed form. So any order, any cut into steps and any repetition of images
 gives the same model, and removing images or classes gives the model that never saw them.
+
+With `options.adapt`, adapters of the network are trained when enough classes have come. The features of images that
+are gone by then are moved as those of the images at hand move. So arrivals have an effect, though a small one.
 """
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, ClassVar, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt, PositiveInt, model_validator
 from torch import Tensor
-from torch.nn.functional import cross_entropy, linear
+from torch.nn import functional as F
 
 from ffcil.calibration import Calibration, fit_calibration, fit_temperature, threshold_at
 from ffcil.data.image_set import ImageSet
 from ffcil.errors import InputError
+from ffcil.losses import cross_entropy
 from ffcil.methods.learner import LearnerSettings, MethodConfig
+from ffcil.methods.parts.fixed_prototypes import FixedPrototypes
 from ffcil.methods.parts.kept_features import KeptFeatures, half
+from ffcil.methods.parts.spaces import gathering_steps, tuning_steps
+from ffcil.methods.parts.waiting_images import WaitingImages
 from ffcil.methods.pretrained import Network, Pretrained
 from ffcil.methods.registry import register
-from ffcil.models.discriminant import ClassSums, Discriminant
+from ffcil.models.analytic import fit_drift
+from ffcil.models.discriminant import ROWS, ClassSums, Discriminant
 from ffcil.models.novelty import Novelty
+from ffcil.models.tuners import Adapters
 from ffcil.stream import Increment
 
 SHRINKAGES = (0.01, 0.03, 0.1, 0.3, 1.0)
@@ -45,6 +56,23 @@ class AnyArrivalConfig(MethodConfig):
     """What is kept of an image. `features`: its features in half precision (3 kB at 1,536), from which shrinkage and
     calibration are chosen, and with which images and classes can be removed again. `statistics`: sums only, for data
     of which nothing may be kept. The shrinkage is then estimated from the sums, and scores are not calibrated."""
+    adapt: Literal["never", "first", "gathered"] = "never"
+    """When adapters of the network are trained. `never`: the network stays as it is. `first`: at the first step with
+    `enough` classes. `gathered`: whenever `enough` new classes have come, in one step or in several, since the last
+    time; images wait for it."""
+    enough: PositiveInt = 40
+    """Fewest new classes for which adapters are trained."""
+    waiting: NonNegativeInt = 2000
+    """Most images that wait until `gathered` trains adapters. If there are more, every class keeps the same number of
+    images. After the training, no image is kept."""
+    rank: PositiveInt = 16
+    """Rank of the adapters."""
+
+    @model_validator(mode="after")
+    def _kept_features_move(self) -> Self:
+        if self.adapt != "never" and self.keep != "features":
+            raise ValueError(f"adapt={self.adapt} moves kept features: set keep=features, or adapt=never")
+        return self
 
 
 @register("anyarrival")
@@ -55,8 +83,10 @@ class AnyArrival(Pretrained):
     classifiers: ClassVar[Mapping[str, str]] = {"discriminant": "discriminant"}
     Config = AnyArrivalConfig
     config: AnyArrivalConfig
-    trains = False
+    trains = False  # unless `adapt` is set
     any_network = True
+    untuned_by = "options.adapt=never"
+    training_only = ("earlier",)
     fixed_features = True
     takes_known_classes = True
     projection: Tensor | None
@@ -76,6 +106,14 @@ class AnyArrival(Pretrained):
         self.novelty: Novelty | None = None
         self._spaces: tuple[Network, Network] | None = None
         """Distances of features to the classes, and to all images as one class; made when they are needed."""
+        self.adapters = self.fresh_adapters(self.config.rank if self.tunes_network else 0)
+        self.earlier = copy.deepcopy(self.adapters).requires_grad_(False)
+        """The adapters before the newest step."""
+        self.waiting_images = WaitingImages(self.config.waiting, device)
+        self._before = torch.empty(0, width, device=device)
+        """Features of the training images of a step by the earlier adapters, for the time of its training."""
+        self._prototypes: FixedPrototypes | None = None
+        """The goal of the training."""
         deep = self.network.deep_dim(self._blocks)
         projection = _directions(deep, width, settings.seed) if deep > width else None
         self.register_buffer("projection", projection if projection is None else projection.to(device), False)
@@ -102,11 +140,16 @@ class AnyArrival(Pretrained):
         return f"deep {self._blocks}{drawn}"
 
     def features(self, images: Tensor) -> Tensor:
-        deep = self.deep_features(images, self._blocks)
+        return self._adapted(self.adapters, images)
+
+    def _adapted(self, adapters: Adapters, images: Tensor) -> Tensor:
+        deep = self.deep_features(images, self._blocks, adapters.tunings())
         return deep if self.projection is None else deep @ self.projection
 
     def grow(self, increment: Increment) -> None:
         super().grow(increment)
+        self.adapters.requires_grad_(self.tunes)
+        self.earlier.load_state_dict(self.adapters.state_dict())
         self.sums.grow(increment.seen_now)
         new = increment.seen_now - len(self.bias)
         self.weight = torch.cat([self.weight, self.weight.new_zeros(new, self.feature_dim)])
@@ -114,16 +157,74 @@ class AnyArrival(Pretrained):
         self.right, self.asked = (torch.cat([known, known.new_zeros(new)]) for known in (self.right, self.asked))
 
     def classify(self, features: Tensor) -> Tensor:
-        probabilities = self.calibration(linear(features, self.weight, self.bias))
+        probabilities = self.calibration(F.linear(features, self.weight, self.bias))
         return probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()
 
+    # --- adapting the network -------------------------------------------------------------------------------------
+
+    @property
+    def tunes_network(self) -> bool:
+        return self.config.adapt != "never"
+
+    @property
+    def tuned_steps(self) -> list[bool]:
+        if self.config.adapt == "gathered":
+            return gathering_steps(self.boundaries, self.config.enough)
+        large = tuning_steps(self.boundaries, self.config.enough)
+        first = large.index(True) if self.config.adapt == "first" and any(large) else None
+        return [step == first for step in range(len(large))]
+
+    def fixed_networks(self) -> Sequence[Network]:
+        return [] if self.config.adapt == "gathered" else super().fixed_networks()
+
+    def training_rows(self, increment: Increment) -> Tensor:
+        return torch.cat([self.waiting_images.rows, increment.rows])
+
+    def kept_rows(self) -> Tensor:
+        return self.waiting_images.rows
+
+    def renumber(self, position: Tensor) -> None:
+        self.waiting_images.renumber(position)
+
+    @torch.no_grad()
+    def prepare(self, increment: Increment, rows: Tensor) -> None:
+        """Fix the prototypes of all classes, where they are before the training."""
+        self._before = self.applied(increment.train, rows, partial(self._adapted, self.earlier))
+        sums, new = copy.deepcopy(self.sums), len(self.waiting_images)
+        sums.add(self._before[new:], increment.train.labels[rows[new:]])
+        self._prototypes = FixedPrototypes.of(sums)
+
+    def loss(self, images: Tensor, targets: Tensor) -> Tensor:
+        assert self._prototypes is not None
+        return self.reduce(cross_entropy(self._prototypes.scores(self.features(images)), targets), targets)
+
+    def features_to_fit(self, increment: Increment) -> tuple[Tensor, Tensor]:
+        return self.extract_features(increment)  # the kept features wait for a training, and no others
+
+    def _move_kept(self, increment: Increment, features: Tensor) -> None:
+        """Move the kept features to where the adapted network has them. Those of images at hand are computed again."""
+        train, rows, waiting = increment.train, self.training_rows(increment), self.waiting_images.rows
+        if len(waiting):
+            features = torch.cat([self.applied(train, waiting, self.features), features])
+        drift = fit_drift(self._before, features, self.generator(increment, "drift"))
+        self.kept.features = torch.cat([half(drift(some.float())) for some in self.kept.features.split(ROWS)])
+        self.kept.replace(half(features), train.labels[rows], train.digests(rows))
+        self.statistics.means.copy_(drift(self.statistics.means))
+        self.sums.restart()
+        self.sums.add(self.kept.features, self.kept.targets)
+
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
+        if self.tunes:
+            self._move_kept(increment, features)
+            self.waiting_images.clear()
         features = half(features)
         if self.config.keep == "features":
             digests = increment.train.digests(increment.rows)
             new = self.kept.first_seen(digests, targets)
             features, targets = features[new], targets[new]
             self.kept.add(features, targets, digests[new])
+            if self.config.adapt == "gathered" and not self.tunes:
+                self.waiting_images.add(increment.train, increment.rows[new])
         self.sums.add(features, targets)
         self._solve()
         return {"shrinkage": self.shrinkage, "temperature": self.calibration.temperature}
@@ -153,7 +254,7 @@ class AnyArrival(Pretrained):
         among, losses = torch.searchsorted(seen, targets), {}
         for shrinkage in SHRINKAGES:
             scores = -discriminant.left_out_distances(features, targets, shrinkage)[:, seen] / 2
-            losses[shrinkage] = round(float(cross_entropy(scores / fit_temperature(scores, among), among)), 9)
+            losses[shrinkage] = round(float(F.cross_entropy(scores / fit_temperature(scores, among), among)), 9)
         self.shrinkage = min(losses, key=lambda shrinkage: losses[shrinkage])
 
         features, targets = self._left_out(discriminant, CALIBRATING)
@@ -200,7 +301,7 @@ class AnyArrival(Pretrained):
 
     def unlearned_scores(self, images: ImageSet) -> Tensor:
         def plain(batch: Tensor) -> Tensor:
-            return linear(self.all_features(batch), self.weight, self.bias)
+            return F.linear(self.all_features(batch), self.weight, self.bias)
 
         scores = torch.cat(list(self.over(images.images, torch.arange(len(images)), plain)))
         row, kept = self.kept.find(images.digests(torch.arange(len(images), device=images.labels.device)))
@@ -228,7 +329,7 @@ class AnyArrival(Pretrained):
     # --- removing -------------------------------------------------------------------------------------------------
 
     def forget(self, classes: Sequence[int]) -> None:
-        self._check_kept("forget classes")
+        self._check_removable("forget classes")
         gone = torch.tensor(sorted(set(classes)), dtype=torch.int64, device=self.bias.device)
         self.sums.remove(*self.kept.take(torch.isin(self.kept.targets, gone)))
         stay = torch.ones(len(self.bias), dtype=torch.bool, device=gone.device)
@@ -242,13 +343,21 @@ class AnyArrival(Pretrained):
         self._solve()
 
     def remove(self, images: ImageSet) -> Tensor:
-        self._check_kept("remove images")
+        self._check_removable("remove images")
         digests = images.digests(torch.arange(len(images), device=images.labels.device))
         found = torch.isin(digests, self.kept.digests)
         if found.any():
             self.sums.remove(*self.kept.take(torch.isin(self.kept.digests, digests)))
             self._solve()
         return found
+
+    def _check_removable(self, task: str) -> None:
+        self._check_kept(task)
+        if self.tunes_network:
+            raise InputError(
+                f"options.adapt={self.config.adapt} cannot {task}, because the network is trained on images: create "
+                "the classifier with options.adapt=never, or return to an earlier version with ffcil undo."
+            )
 
     def _check_kept(self, task: str) -> None:
         if self.config.keep != "features":
@@ -264,20 +373,22 @@ class AnyArrival(Pretrained):
             "calibration": asdict(self.calibration),
             "novelty": None if self.novelty is None else self.novelty.state(),
         }
-        return {**super().state(), "chosen": chosen, "kept_features": self.kept.state()}
+        return {**super().state(), "chosen": chosen, "kept_features": self.kept.state(), **self.waiting_images.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
         self._spaces = None
         self.kept.restore(state["kept_features"])
+        self.waiting_images.restore(state)
         chosen, device = state["chosen"], self.engine.device
         self.shrinkage = chosen["shrinkage"]
-        line = {name: tuple(chosen["calibration"][name]) for name in ("odds", "levels")}
-        self.calibration = Calibration(**{**chosen["calibration"], **line})
-        fitted = chosen["novelty"] and {
+        fitted: dict[str, Any] = chosen["calibration"]
+        lists = {name: tuple(value) for name, value in fitted.items() if isinstance(value, list | tuple)}
+        self.calibration = Calibration(**{**fitted, **lists})
+        novelty = chosen["novelty"] and {
             name: value.to(device) if isinstance(value, Tensor) else value for name, value in chosen["novelty"].items()
         }
-        self.novelty = Novelty(**fitted) if fitted else None
+        self.novelty = Novelty(**novelty) if novelty else None
 
 
 def _directions(features: int, width: int, seed: int) -> Tensor:

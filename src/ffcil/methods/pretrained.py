@@ -179,20 +179,21 @@ class Pretrained(Learner):
     @property
     def tunes(self) -> bool:
         """Whether the newest step tunes the network."""
-        return self._tuning_steps[-1]
+        return self.tuned_steps[-1]
 
     @property
     def tunes_first(self) -> bool:
         """Whether the newest step is the first that tunes the network."""
-        return self.tunes and not any(self._tuning_steps[:-1])
+        return self.tunes and not any(self.tuned_steps[:-1])
 
     @property
     def is_tuned(self) -> bool:
         """Whether some step has tuned the network, or no step ever will."""
-        return not self.tunes_network or any(self._tuning_steps)
+        return not self.tunes_network or any(self.tuned_steps)
 
     @property
-    def _tuning_steps(self) -> list[bool]:
+    def tuned_steps(self) -> list[bool]:
+        """Whether each step so far tunes the network."""
         if not self.tunes_network:
             return [False] * len(self.boundaries)
         return tuning_steps(self.boundaries, self.settings.framework.enough)
@@ -237,10 +238,12 @@ class Pretrained(Learner):
             features: Tensor = self.network(images)
         return features.float()
 
-    def deep_features(self, images: Tensor, blocks: int) -> Tensor:
-        """The same, and features of the last `blocks` blocks: [B, 3, H, W] -> [B, self.network.deep_dim(blocks)]"""
+    def deep_features(self, images: Tensor, blocks: int, tunings: Sequence[Tuning] = UNTUNED) -> Tensor:
+        """The same, and features of the last `blocks` blocks: [B, 3, H, W] -> [B, self.network.deep_dim(blocks)]
+
+        With `tunings`, the network must be a plain ViT."""
         with self._reading(images):
-            features = self.network.deep(images, blocks)
+            features = self.vit.deep(images, blocks, tunings) if tunings else self.network.deep(images, blocks)
         return features.float()
 
     @contextmanager
@@ -323,7 +326,7 @@ class Pretrained(Learner):
         return features, increment.train.labels[increment.rows]
 
     def finish(self, increment: Increment) -> dict[str, Any]:
-        features, targets = self._with_waiting(increment, *self.extract_features(increment))
+        features, targets = self.features_to_fit(increment)
         notes = self.fit_classifier(increment, features, targets)
         if self.ha is not None:
             notes |= self._train_ha(self.ha, increment, features, targets)
@@ -346,8 +349,11 @@ class Pretrained(Learner):
         """The space of each class seen, [classes]."""
         return step_of(torch.arange(self.boundaries[-1], device=self.engine.device), self.spaces)
 
-    def _with_waiting(self, increment: Increment, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Let the features of a step wait for the first tuning, or add those that waited for this step to tune."""
+    def features_to_fit(self, increment: Increment) -> tuple[Tensor, Tensor]:
+        """The features of a step, with those that waited for this step to tune if it is the first; and their classes.
+
+        Before the first tuning, the features also wait for it."""
+        features, targets = self.extract_features(increment)
         if not self.is_tuned:
             self.waiting.add(features, targets)
         elif len(self.waiting):

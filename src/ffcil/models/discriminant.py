@@ -2,8 +2,8 @@
 
 With class means mu_c, a covariance S shared by all classes and equal priors, the score of class c is
 mu_c' S^-1 x - mu_c' S^-1 mu_c / 2. The number of images of a class is the precision of its mean and no weight in the
-scores. The covariance is shrunk towards its diagonal, S = (1 - a) W + a diag(W), where W is the covariance within
-classes.
+scores. The covariance is shrunk towards a diagonal, S = (1 - a) W + a V, where W is the covariance within classes, and
+V its diagonal if there are many images. With few images, V has similar variances for all features.
 """
 
 from collections.abc import Callable
@@ -79,6 +79,11 @@ class ClassSums(nn.Module):
         self.counts.index_add_(0, present, count, alpha=sign)
         self.sums.index_add_(0, present, total, alpha=sign)
 
+    def restart(self) -> None:
+        """Remove all images."""
+        for values in (self.counts, self.sums, self.scatter):
+            values.zero_()
+
     def merged(self) -> Self:
         """The sums of all images as one class."""
         whole = type(self)(self.sums.shape[1], 1).to(self.sums.device)
@@ -102,9 +107,9 @@ class Discriminant:
     centre: Tensor
     """Mean of the class means, [D]"""
     deviations: Tensor
-    """Standard deviations within classes, [D]"""
-    correlations: Tensor
-    """Correlations within classes, [D, D]"""
+    """Standard deviations within classes, [D]; similar ones if there are few images."""
+    covariance: Tensor
+    """Covariance within classes of the standardised features, [D, D]"""
     means: Tensor
     """Class means of the standardised features, [C, D]; 0 for a class without images."""
     counts: Tensor
@@ -120,12 +125,12 @@ class Discriminant:
         means = sums.means
         centre = means[seen].mean(dim=0)
         covariance = sums.scatter / max(freedom, 1)
-        deviations = _deviations(covariance.diagonal(), means[seen])
-        correlations = covariance / deviations / deviations[:, None]
+        deviations = _deviations(covariance.diagonal(), means[seen], freedom)
+        covariance = covariance / deviations / deviations[:, None]
         if not freedom:  # no class has two images: all features count alike
-            correlations = torch.eye(len(deviations)).to(deviations)
+            covariance = torch.eye(len(deviations)).to(deviations)
         standard = torch.where(seen[:, None], (means - centre) / deviations, 0)
-        return cls(centre, deviations, correlations, standard, sums.counts, freedom)
+        return cls(centre, deviations, covariance, standard, sums.counts, freedom)
 
     @torch.no_grad()
     def linear(self, shrinkage: float) -> tuple[Tensor, Tensor]:
@@ -204,13 +209,15 @@ class Discriminant:
         """A shrinkage that needs no image: the expected error of the correlations over their size (Schaefer and
         Strimmer, 2005), with the variance of a correlation between normal variables, about (1 - 2 r^2) / n."""
         features = len(self.deviations)
-        squares = float(self.correlations.square().sum()) - features
+        own = self.covariance.diagonal()
+        varying = own > 0
+        squares = float((self.covariance.square() / own / own[:, None])[varying][:, varying].sum() - varying.sum())
         errors = (features * (features - 1) - 2 * squares) / max(self.freedom, 1)
         return min(max(errors / max(squares, 1e-12), LEAST), 1.0) if self.freedom else 1.0
 
     def _factor(self, kept: float, shrinkage: float) -> Tensor:
-        """Cholesky factor of `kept` times the correlations plus `shrinkage` times their diagonal."""
-        matrix = kept * self.correlations
+        """Cholesky factor of `kept` times the covariance plus `shrinkage` times the identity."""
+        matrix = kept * self.covariance
         matrix.diagonal().add_(shrinkage)
         factor: Tensor = torch.linalg.cholesky(matrix)
         return factor
@@ -222,11 +229,18 @@ def _whitened(factor: Tensor, rows: Tensor) -> Tensor:
     return white.mT
 
 
-def _deviations(variances: Tensor, means: Tensor) -> Tensor:
-    """Standard deviations that no feature lacks, [D]. A feature that does not vary within classes gets the smallest
-    one that is not negligible; if none varies, all get the deviation of the class means, or 1."""
+def _deviations(variances: Tensor, means: Tensor, freedom: float) -> Tensor:
+    """Standard deviations that no feature lacks, [D], from variances within classes [D].
+
+    Variances that come from few images differ by chance. They are shrunk towards their mean, by their expected error
+    over their differences (Schaefer and Strimmer, 2005), with the variance of a variance of normal values, 2 v^2 / n.
+    So with a handful of images all features count alike, and with many each has its own deviation. A feature that does
+    not vary within classes gets the smallest deviation that is not negligible; if none varies, all get the deviation
+    of the class means, or 1."""
     typical = variances.mean()
     if typical <= 0:
         typical = means.var(dim=0, correction=0).mean()
         return torch.where(typical > 0, typical, torch.ones_like(typical)).sqrt().expand(len(variances)).clone()
-    return variances.clamp_min(1e-6 * float(typical)).sqrt()
+    differences = (variances - typical).square().sum().clamp_min(1e-12 * typical.square())
+    share = (2 * variances.square().sum() / freedom / differences).clamp(max=1)
+    return torch.lerp(variances, typical, share).clamp_min(1e-6 * float(typical)).sqrt()

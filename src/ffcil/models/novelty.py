@@ -15,12 +15,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from ffcil.calibration import logistic_regression
+
 FAR = 3.0
 """Standard deviations of the distance to the nearest class that are nothing unusual."""
 CLASSES, IMAGES = 3, 20
 """Fewest known classes and images for the regression. With fewer, only the distance to the nearest class counts."""
-RIDGE = 1e-3
-"""Penalty of the regression per image."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,9 @@ class Novelty:
         weights = known.new_zeros(4)
         if distances.shape[1] >= CLASSES and len(distances) >= IMAGES:
             others = distances.scatter(1, targets[:, None], torch.inf)
-            weights = _regression(known, _describe(others, background, temperature))
+            unknown = _describe(others, background, temperature)
+            wanted = torch.cat([torch.zeros_like(known[:, 0]), torch.ones_like(unknown[:, 0])])
+            weights = logistic_regression(torch.cat([known, unknown]), wanted)
             values = known @ weights[:3] + weights[3]
             spread = values.std(correction=0).clamp_min(1e-12)
             weights[3] -= values.mean()
@@ -80,22 +82,3 @@ def _describe(distances: Tensor, background: Tensor, temperature: float) -> Tens
     # with a single class, its odds are infinite: they say nothing
     odds = odds.nan_to_num(0, posinf=0, neginf=0).clamp(-50, 50)
     return torch.stack([-odds, distances.amin(dim=1).clamp_min(0).sqrt(), background.clamp_min(0).sqrt()], dim=1)
-
-
-def _regression(known: Tensor, unknown: Tensor) -> Tensor:
-    """Weights and constant of a logistic regression with a small penalty, [4], by Newton's iteration."""
-    rows = torch.cat([known, unknown])
-    centre, scale = rows.mean(dim=0), rows.std(dim=0).clamp_min(1e-12)
-    inputs = torch.cat([(rows - centre) / scale, torch.ones_like(rows[:, :1])], dim=1)
-    wanted = torch.cat([torch.zeros_like(known[:, 0]), torch.ones_like(unknown[:, 0])])
-    penalty = RIDGE * len(rows)
-    weights = rows.new_zeros(4)
-    for _ in range(25):
-        chance = torch.sigmoid(inputs @ weights)
-        slope = inputs.mT @ (chance - wanted) + penalty * weights
-        change = (inputs * (chance * (1 - chance))[:, None]).mT @ inputs
-        change.diagonal().add_(penalty)
-        weights = weights - torch.linalg.solve(change, slope)
-    weights[:3] /= scale
-    weights[3] -= weights[:3] @ centre
-    return weights

@@ -48,6 +48,13 @@ class KeptFeatures:
         self.targets = torch.cat([self.targets, targets])
         self.digests = torch.cat([self.digests, digests])
 
+    def replace(self, features: Tensor, targets: Tensor, digests: Tensor) -> None:
+        """Give new features to those of these images that are kept with these classes."""
+        known, order = _keys(self.digests, self.targets).sort()
+        keys = _keys(digests, targets)
+        found = torch.isin(keys, known)
+        self.features[order[torch.searchsorted(known, keys[found])]] = features[found]
+
     def take(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Remove the rows in the mask `chosen` and return their features and classes."""
         taken = self.features[chosen], self.targets[chosen]

@@ -17,6 +17,19 @@ def tuning_steps(boundaries: Sequence[int], enough: int) -> list[bool]:
     return [last - first >= enough for first, last in pairwise([0, *boundaries])]
 
 
+def gathering_steps(boundaries: Sequence[int], enough: int) -> list[bool]:
+    """Whether each step tunes the network: whether at least `enough` classes have come since the last step that did.
+
+    Args:
+        boundaries: Number of classes seen after each step.
+    """
+    steps, tuned = [], 0
+    for seen in boundaries:
+        steps.append(seen - tuned >= enough)
+        tuned = seen if steps[-1] else tuned
+    return steps
+
+
 def space_boundaries(boundaries: Sequence[int], enough: int) -> list[int]:
     """Number of classes in the first space, in the first two spaces, ...
 
