@@ -8,8 +8,8 @@ network, a linear head. With many photos, the files are decoded by a pool of thr
 `Classifier.answer` also gives calibrated probabilities and the novelty. The contenders take turns in every round.
 `--photos FOLDER` reads photos of your own.
 
-The second part is the time of `learn` for one new class beside many classes that are known already: it should not grow
-with them.
+The second part is the time of changes beside known classes of which 20 images each were learned: one new class of 20
+images, corrections of two labels, saving and loading. Features are pixels, so that only AnyArrival itself takes time.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +31,15 @@ import timm
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from ffcil.classifier.classifier import Classifier
 from ffcil.config.resolve import resolve
 from ffcil.data.image_set import ImageSet
 from ffcil.data.layouts import image_files
 from ffcil.data.pictures import frame_of, store_frames
+from ffcil.methods.anyarrival import AnyArrival
+from ffcil.methods.registry import register
 from loading import draw_photographs
 from result_file import write_result
 
@@ -43,6 +47,11 @@ CLASSES, IMAGES = 50, 2
 """Classes of the classifier, and images of each of them."""
 SINGLE, MANY = 20, 128
 """Photos that are answered one by one, and in batches, in each round."""
+
+KNOWN = (10, 100, 1000)
+"""Numbers of classes that are known before a change."""
+EACH, SIDE = 20, 16
+"""Images of each of them, and their side in pixels."""
 
 Answer = Callable[[Sequence[Path]], list[Any]]
 """From files to one answer for each."""
@@ -75,8 +84,8 @@ def plain(backbone: str, weights: Path, batch: int) -> Answer:
     head = nn.Linear(model.num_features, CLASSES)
     pool = ThreadPoolExecutor()
 
-    def read(path: Path) -> torch.Tensor:
-        tensor: torch.Tensor = transform(Image.open(path).convert("RGB"))
+    def read(path: Path) -> Tensor:
+        tensor: Tensor = transform(Image.open(path).convert("RGB"))
         return tensor
 
     def answer(paths: Sequence[Path]) -> list[Any]:
@@ -131,6 +140,48 @@ def _ratio(first: list[float], second: list[float]) -> dict[str, float]:
     }
 
 
+@register("anyarrival-of-pixels")
+class OfPixels(AnyArrival):
+    """AnyArrival whose features are the pixels."""
+
+    feature_dim = 3 * SIDE * SIDE
+
+    def features(self, images: Tensor) -> Tensor:
+        return images.flatten(1)
+
+
+def similar_images(first: int, classes: int) -> ImageSet:
+    """Images of classes that overlap."""
+    generator = torch.Generator().manual_seed(first)
+    centres = torch.randint(122, 135, (classes, 1, 3, SIDE, SIDE), generator=generator)
+    noise = torch.randint(-60, 60, (classes, EACH, 3, SIDE, SIDE), generator=generator)
+    labels = torch.arange(classes).repeat_interleave(EACH)
+    names = tuple(f"class {first + k}" for k in range(classes))
+    return ImageSet((centres + noise).to(torch.uint8).flatten(0, 1), labels, names)
+
+
+def changes(known: int, rounds: int, folder: Path) -> dict[str, float]:
+    """Median seconds of changes of a classifier that knows many classes."""
+    classifier = Classifier(resolve("glyphs", {"method": "anyarrival-of-pixels", "image_size": SIDE}), "cpu")
+    classifier.learn(similar_images(0, known))
+    seconds: dict[str, list[float]] = {}
+
+    def timed(name: str, change: Callable[[], object]) -> None:
+        start = time.perf_counter()
+        change()
+        seconds.setdefault(name, []).append(time.perf_counter() - start)
+
+    for number in range(known, known + rounds):
+        new = similar_images(number, 1)
+        wrong = replace(new.subset(torch.arange(2)), class_names=("class 0",))
+        timed("learn", partial(classifier.learn, new))
+        timed("correct", partial(classifier.correct, wrong))
+        timed("forget", partial(classifier.forget, new.class_names))
+        timed("save", partial(classifier.save, folder))
+        timed("load", partial(Classifier.load, folder, "cpu"))
+    return {name: round(statistics.median(values), 3) for name, values in seconds.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backbones", nargs="+", default=["vit_tiny_patch16_224", "vit_base_patch16_224"])
@@ -156,6 +207,9 @@ def main() -> None:
         measured["photos"] = len(photos)
         for backbone in options.backbones:
             measured[backbone] = compare(backbone, photos, options.rounds, options.batch, folder)
+        measured["seconds_of_changes"] = {
+            f"{known} known classes": changes(known, options.rounds, folder / f"known-{known}") for known in KNOWN
+        }
     print(json.dumps(measured, indent=2))
     if options.out:
         write_result(options.out, "cpu", measured, "own-images")

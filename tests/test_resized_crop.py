@@ -184,7 +184,8 @@ def test_images_of_the_right_size_are_cut_out_as_they_would_be_resampled() -> No
     rows, flip = torch.tensor([3, 0, 2, 2, 1]), torch.zeros(5, dtype=torch.bool)
     resampled = crop.test(store, rows, flip)
     assert torch.equal(crop.test(store, rows), resampled)
-    assert torch.equal(a.plain(store, rows), a.plain(packed([*images, picture(80, 90, 9)]), torch.tensor([4, *rows]))[1:])
+    beside_another = packed([*images, picture(80, 90, 9)])
+    assert torch.equal(a.plain(store, rows), a.plain(beside_another, torch.tensor([4, *rows]))[1:])
 
 
 def test_selected_rows_equal_rows_of_the_whole() -> None:
