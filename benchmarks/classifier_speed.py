@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -191,7 +190,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     measured: dict[str, Any] = {
-        "command": " ".join(["python", *sys.argv]),
         "rounds": options.rounds,
         "batch": options.batch,
         "threads": torch.get_num_threads(),
@@ -205,8 +203,9 @@ def main() -> None:
             draw_photographs(folder / "photos", MANY)
             photos = sorted((folder / "photos").iterdir())
         measured["photos"] = len(photos)
-        for backbone in options.backbones:
-            measured[backbone] = compare(backbone, photos, options.rounds, options.batch, folder)
+        measured["networks"] = {
+            backbone: compare(backbone, photos, options.rounds, options.batch, folder) for backbone in options.backbones
+        }
         measured["seconds_of_changes"] = {
             f"{known} known classes": changes(known, options.rounds, folder / f"known-{known}") for known in KNOWN
         }
