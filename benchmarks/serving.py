@@ -171,7 +171,8 @@ def _under_load(port: int, pid: int, clients: int, seconds: float) -> dict[str, 
     failures = [failure for client in load for failure in client.failures]
     print("\n".join(failures[:5]), file=sys.stderr)
     while_learning = [duration for end, duration in took if begun <= end <= ended]
-    quarter, half = max(1, len(resident) // 4), len(resident) // 2
+    quarter = max(1, len(resident) // 4)
+    after = min(int(np.searchsorted(times, (ended - start) / 60)), len(times) - 2)
     return {
         "clients": clients,
         "seconds": seconds,
@@ -190,7 +191,7 @@ def _under_load(port: int, pid: int, clients: int, seconds: float) -> dict[str, 
             "last_quarter": round(float(np.median(resident[-quarter:])), 1),
             "peak": round(max(resident), 1),
             "over_time": [round(float(np.median(part)), 1) for part in np.array_split(resident, PARTS)],
-            "last_half_mib_per_minute": round(float(np.polyfit(times[half:], resident[half:], 1)[0]), 2),
+            "growth_per_minute_after_learning": round(float(np.polyfit(times[after:], resident[after:], 1)[0]), 2),
         },
     }
 

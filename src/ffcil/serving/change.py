@@ -52,7 +52,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledImage:
     """An image to learn, decoded and scaled."""
 
     label: str
@@ -68,7 +68,7 @@ class LearningProcess:
         self._options = [*(["--device", device] if device else []), *(f"--import={file}" for file in imports)]
         self._process: asyncio.subprocess.Process | None = None
 
-    async def learn(self, images: Sequence[Labelled], change: Change) -> None:
+    async def learn(self, images: Sequence[LabelledImage], change: Change) -> None:
         """Learn images. The notes of `change` follow the progress. A failure is an `InputError`."""
         await asyncio.to_thread(self.remove_leftovers)
         # In the folder of the classifier, where the next service finds what this one leaves if it is killed.
@@ -118,7 +118,7 @@ class LearningProcess:
             process.kill()
 
 
-def write_table(images: Sequence[Labelled], folder: Path) -> Path:
+def write_table(images: Sequence[LabelledImage], folder: Path) -> Path:
     """Write images and a table of their labels, so that no name of a client becomes the name of a file."""
     with (folder / "images.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
@@ -129,5 +129,5 @@ def write_table(images: Sequence[Labelled], folder: Path) -> Path:
     return folder / "images.csv"
 
 
-def counted(images: Sequence[Labelled]) -> dict[str, int]:
+def counted(images: Sequence[LabelledImage]) -> dict[str, int]:
     return dict(Counter(labelled.label for labelled in images))

@@ -18,7 +18,7 @@ from ffcil.classifier.changing import undo
 from ffcil.classifier.versions import Versions
 from ffcil.errors import InputError
 from ffcil.serving.batcher import Batcher
-from ffcil.serving.change import Change, Labelled, LearningProcess, counted
+from ffcil.serving.change import Change, LabelledImage, LearningProcess, counted
 from ffcil.serving.limits import Limits
 from ffcil.serving.refusal import Refusal
 from ffcil.serving.snapshot import Snapshot, stamp_of
@@ -108,7 +108,7 @@ class Service:
         labels = [class_name(upload.field) for upload in uploads]
         frames = await self._decoded(uploads)
         self.check_idle()
-        images = [Labelled(label, frame) for label, frame in zip(labels, frames, strict=True)]
+        images = [LabelledImage(label, frame) for label, frame in zip(labels, frames, strict=True)]
         change = Change("learn", counted(images))
         self._begin(change, self._process.learn(images, change))
         return change
