@@ -300,6 +300,35 @@ def serving(path: Path) -> str:
     )
 
 
+def classifier_speed(path: Path) -> str:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    lines = [
+        "## A classifier beside plain timm",
+        "",
+        f"{made_by(document['environment'])}. Medians of {document['rounds']} rounds, batches of {document['batch']}, "
+        f"{document['threads']} threads. Ratios are of the classifier to timm, with the lowest and the highest one.",
+        "",
+        "| network | one photo: classifier, timm | ratio | photos per second: classifier, timm | ratio |",
+        "|---|---|---|---|---|",
+    ]
+    for network, row in document["networks"].items():
+        one, rate = row["milliseconds_of_one_photo"], row["photos_per_second"]
+        ratios = [
+            f"{value['median']:.2f} ({value['lowest']:.2f} to {value['highest']:.2f})"
+            for value in (row["one_photo_ratio"], row["throughput_ratio"])
+        ]
+        lines.append(
+            f"| `{network}` | {one['classifier']:.1f} ms, {one['timm']:.1f} ms | {ratios[0]} | "
+            f"{rate['classifier']:.1f}, {rate['timm']:.1f} | {ratios[1]} |"
+        )
+    lines += ["", "Seconds of changes, with 20 images of each known class:", ""]
+    steps = document["seconds_of_changes"]
+    names = list(next(iter(steps.values())))
+    lines += [f"| known before | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    lines += [f"| {known} | {' | '.join(f'{row[name]:.2f}' for name in names)} |" for known, row in steps.items()]
+    return "\n".join([*lines, ""])
+
+
 def many_arrivals(path: Path) -> str:
     document = json.loads(path.read_text(encoding="utf-8"))
     steps = document["steps"]
@@ -337,6 +366,7 @@ def page() -> str:
         calibration(RESULTS / "calibration-cars.json"),
         many_arrivals(RESULTS / "many-arrivals.json"),
         serving(RESULTS / "serving.json"),
+        *(classifier_speed(path) for path in RESULTS.glob("classifier-speed.json")),
     ]
     return "\n".join(parts)
 

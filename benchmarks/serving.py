@@ -1,6 +1,6 @@
 """`ffcil serve` under load: latency, failures and memory with many clients, while it learns.
 
-python benchmarks/serving.py --clients 50 --seconds 60 --out results/serving.json
+python benchmarks/serving.py --clients 50 --seconds 300 --out results/serving.json
 
 A classifier (`anyarrival` on the embedded network) is served on a free port of this machine. Every client keeps one
 connection and sends one photo after another. After a quarter of the time, the service gets a new class to learn, and
@@ -38,6 +38,10 @@ CLASSES, IMAGES = 20, 50
 """Classes of the classifier, and images of each of them."""
 SIDE = 480
 """Shorter side of a photo in pixels."""
+PAUSE = 0.5
+"""Seconds between two looks at the memory."""
+PARTS = 20
+"""Medians of the memory that are recorded, one after another."""
 TOKEN = "token-of-the-benchmark"
 
 
@@ -144,10 +148,12 @@ def _under_load(port: int, pid: int, clients: int, seconds: float) -> dict[str, 
     for client in load:
         client.start()
     resident: list[float] = []
+    times: list[float] = []
     begun = ended = None
     while (now := time.monotonic()) < start + seconds:
-        time.sleep(0.5)
+        time.sleep(PAUSE)
         resident.append(memory(pid))
+        times.append((now - start) / 60)
         if begun is None and now > start + seconds / 4:
             body, kind = form_of("a new class", new)
             call(port, "POST", "/learn", body, Authorization=f"Bearer {TOKEN}", **{"content-type": kind})
@@ -166,6 +172,7 @@ def _under_load(port: int, pid: int, clients: int, seconds: float) -> dict[str, 
     print("\n".join(failures[:5]), file=sys.stderr)
     while_learning = [duration for end, duration in took if begun <= end <= ended]
     quarter = max(1, len(resident) // 4)
+    after = min(int(np.searchsorted(times, (ended - start) / 60)), len(times) - 2)
     return {
         "clients": clients,
         "seconds": seconds,
@@ -183,6 +190,8 @@ def _under_load(port: int, pid: int, clients: int, seconds: float) -> dict[str, 
             "first_quarter": round(float(np.median(resident[:quarter])), 1),
             "last_quarter": round(float(np.median(resident[-quarter:])), 1),
             "peak": round(max(resident), 1),
+            "over_time": [round(float(np.median(part)), 1) for part in np.array_split(resident, PARTS)],
+            "growth_per_minute_after_learning": round(float(np.polyfit(times[after:], resident[after:], 1)[0]), 2),
         },
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from ffcil.classifier.classifier import LEARNING, Classifier
 from ffcil.classifier.teaching import teach
 from ffcil.classifier.versions import MODEL
 from ffcil.config.settings import RunConfig
+from ffcil.data import pictures
 from ffcil.data.image_set import ImageSet
 from ffcil.data.own_images import own_augmentation
+from ffcil.data.pictures import frames
 from ffcil.data.ragged import RaggedImages
 from ffcil.errors import InputError
 from ffcil.methods import METHODS, build_learner
@@ -280,6 +283,29 @@ def test_unreadable_files_are_named_or_skipped(tmp_path: Path) -> None:
     first, second = classifier.predict([bad, good], skip_bad=True)
     assert first == []
     assert second == classifier.predict([good])[0]
+
+
+def test_files_of_the_next_batch_are_read_while_the_caller_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = sorted(write_colours(tmp_path / "all", classes=1, images=5).rglob("*.png"))
+    expected = [frame for batch in frames(files, 16, 5, False) for frame in batch]
+    third, read = threading.Event(), pictures.try_decode
+
+    def noted(path: Path, size: int) -> Any:
+        if path == files[2]:
+            third.set()
+        return read(path, size)
+
+    monkeypatch.setattr(pictures, "try_decode", noted)
+    (bad := tmp_path / "bad.png").write_bytes(b"no image")
+    batches = frames([*files, bad], 16, 2, skip_bad=False)
+    found = next(batches)
+    assert third.wait(10)  # a file of the second batch, before that is asked for
+    found += next(batches)
+    with pytest.raises(InputError, match=r"bad\.png"):
+        next(batches)
+    assert all(map(torch.equal, found, expected))
 
 
 def test_progress_is_reported() -> None:

@@ -191,3 +191,13 @@ def test_a_file_with_other_scores_is_not_kept(model: Path, tmp_path: Path, monke
         export(Classifier.load(model, "cpu"), path)
     assert path.read_bytes() == b"earlier"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_network_that_is_too_large_for_onnx_says_so(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_onnx()
+    monkeypatch.setattr("ffcil.serving.export.LARGEST_ONNX", 1000)
+    with pytest.raises(InputError, match=r"an \.onnx file at most 2: export it as \.pt2"):
+        export(Classifier.load(model, "cpu"), tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []

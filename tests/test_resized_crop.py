@@ -178,6 +178,16 @@ def test_test_images_equal_torchvision(short_side: int) -> None:
             assert torch.equal(result, want.double())  # nothing is resampled
 
 
+def test_images_of_the_right_size_are_cut_out_as_they_would_be_resampled() -> None:
+    a, crop = augmentation(), ResizedCrop(56, 64)
+    store, images = ragged([(64, 91), (64, 64), (120, 64), (64, 67)])
+    rows, flip = torch.tensor([3, 0, 2, 2, 1]), torch.zeros(5, dtype=torch.bool)
+    resampled = crop.test(store, rows, flip)
+    assert torch.equal(crop.test(store, rows), resampled)
+    beside_another = packed([*images, picture(80, 90, 9)])
+    assert torch.equal(a.plain(store, rows), a.plain(beside_another, torch.tensor([4, *rows]))[1:])
+
+
 def test_selected_rows_equal_rows_of_the_whole() -> None:
     store, _ = ragged()
     a, rows = augmentation(), torch.tensor([5, 2, 2, 7])

@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-import random
 import re
 import shutil
-import signal
 import socket
 import struct
 import threading
 import time
 import zlib
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,9 +22,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from ffcil.classifier.classifier import Classifier
-from ffcil.classifier.versions import MODEL, Versions
+from ffcil.classifier.versions import FOLDER, MODEL, Versions
 from ffcil.cli import app
 from ffcil.errors import InputError
+from ffcil.locks import lock
+from ffcil.runs.folder import LOCK, locked
 from served import NAMES, save_classifier, write_photos, write_table
 
 for _module in ("fastapi", "uvicorn", "python_multipart"):
@@ -35,6 +34,7 @@ for _module in ("fastapi", "uvicorn", "python_multipart"):
 httpx = pytest.importorskip("httpx")
 
 from ffcil.serving.batcher import AT_ONCE, Batcher  # noqa: E402
+from ffcil.serving.change import UPLOADS  # noqa: E402
 from ffcil.serving.limits import Limits  # noqa: E402
 from ffcil.serving.refusal import Refusal  # noqa: E402
 from ffcil.serving.server import bind, make_server, read_token  # noqa: E402
@@ -218,10 +218,8 @@ def test_learning_in_the_background_and_undo(
     name, eels = "eel / élève", photos[12:]
     direct = Classifier.load(model, "cpu")
     direct.learn(write_table(tmp_path / "eels", eels, name))
-    (scratch := tmp_path / "scratch").mkdir()
     cached = set(Path(os.environ["FFCIL_CACHE"]).iterdir())
-    with pytest.MonkeyPatch.context() as patch, serving(model) as address:
-        patch.setattr("tempfile.tempdir", str(scratch))
+    with serving(model) as address:
         client = httpx.Client(base_url=address, timeout=30)
         begun = client.post("/learn", files=files(eels, name), headers=BEARER)
         assert begun.status_code == 202
@@ -244,9 +242,9 @@ def test_learning_in_the_background_and_undo(
         assert finished(address)["version"] == 3
         missing = client.post("/undo", params={"to": 9}, headers=BEARER)
         assert missing.status_code == 409
-        assert "choose another of those that are kept (1, 2, 3)" in missing.json()["detail"]
+        assert "model has no version 9: choose one of those that are kept (1, 2, 3)" in missing.json()["detail"]
         client.close()
-    assert list(scratch.iterdir()) == []
+    assert {path.name for path in model.iterdir()} == {MODEL, FOLDER, LOCK}
     assert set(Path(os.environ["FFCIL_CACHE"]).iterdir()) == cached
 
 
@@ -308,34 +306,21 @@ def test_a_service_that_ends_stops_the_process_that_learns(model: Path, photos: 
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-@pytest.mark.slow
-def test_learning_that_is_killed_leaves_the_old_version_or_the_new_one(model: Path, photos: list[Path]) -> None:
-    """Twenty processes that learn are killed at moments that are spread over their whole life."""
-    moments, outcomes, names, longest = random.Random(0), Counter[str](), list(NAMES), 0.0
-    with serving(model) as address:
-        for number in range(21):
-            eels = write_photos(model.parent / f"eels {number}", first=4, classes=1, seed=number)
-            begun = time.monotonic()
-            httpx.post(f"{address}/learn", files=files(eels, f"eel {number}"), headers=BEARER)
-            if number:
-                time.sleep(moments.uniform(0.2, longest))
-                for child in children():
-                    os.kill(child, signal.SIGKILL)
-            state = finished(address)["state"]
-            if number == 0:
-                longest = time.monotonic() - begun
-            outcomes[state] += 1
-            names += [f"eel {number}"] if state == "done" else []
-            assert list(Classifier.load(model, "cpu").class_names) == names
-            assert httpx.get(f"{address}/classes").json()["classes"] == names
-            assert httpx.post(f"{address}/predict", files=files(photos[:1])).status_code == 200
-    assert outcomes["failed"]  # some were killed before they had saved; how many depends on the machine
-
-
-def children() -> list[int]:
-    """Processes that this one has started."""
-    own = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    return [int(number) for path in own for number in path.read_text().split()]
+def test_images_that_a_killed_service_has_left_are_removed(model: Path) -> None:
+    """But not those of another service that learns now, nor any while a process may still read them."""
+    killed, running = model / f"{UPLOADS}killed", model / f"{UPLOADS}running"
+    for folder in (killed, running):
+        folder.mkdir()
+        (folder / "000000.png").write_bytes(b"an image")
+    (killed / LOCK).touch()
+    with lock(running / LOCK):
+        with locked(model), serving(model):
+            pass
+        assert killed.exists()
+        with serving(model):
+            pass
+        assert not killed.exists()
+        assert running.exists()
 
 
 def test_the_service_follows_other_commands_and_survives_a_broken_version(model: Path, photos: list[Path]) -> None:

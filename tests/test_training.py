@@ -161,6 +161,10 @@ def test_evaluating_restores_the_mode() -> None:
         assert not module.training
         assert not torch.is_grad_enabled()
     assert module.training
+    whole = nn.Sequential(nn.Dropout(), nn.Dropout()).eval()
+    whole[1].train()  # a part that was added later
+    with evaluating(whole):
+        assert not any(part.training for part in whole.modules())
 
 
 def test_settings_of_torch_are_restored() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conftest import coloured_images, seeded, small_config, write_colours
+from conftest import coloured_images, seeded, small_config
 from ffcil.classifier.changing import changing, undo
 from ffcil.classifier.classifier import Classifier
 from ffcil.classifier.history import Change, names_today
@@ -377,45 +376,3 @@ def test_a_kill_leaves_the_old_version_and_the_next_change_works(tmp_path: Path,
         classifier.forget(["colour 2"])
     assert Classifier.load(tmp_path, "cpu").class_names == ("colour 0", "colour 1", "colour 3")
     assert not list(tmp_path.rglob(".*.draft"))
-
-
-@pytest.mark.faults
-def test_twenty_kills_at_random_moments_leave_the_old_or_the_new_version(tmp_path: Path) -> None:
-    """`learn`, `forget` and `undo` as commands, killed at a random moment of the time that they take."""
-    model, images = tmp_path / "model", tmp_path / "images"
-    write_colours(images, classes=3, images=6)
-    write_colours(tmp_path / "more", classes=4, images=6)
-    recipe = ["--recipe", "glyphs", "--set", "method=anyarrival", "--set", "image_size=16", "--versions", "99"]
-    start = [sys.executable, "-m", "ffcil"]
-    subprocess.run([*start, "learn", str(model), str(images), *recipe, "--device", "cpu"], check=True)
-    with changing(model, "cpu") as classifier:
-        classifier.rename("colour 0", "colour zero")
-    old = Classifier.load(model, "cpu").class_names
-    changes = {
-        "learn": (["learn", str(model), str(tmp_path / "more"), "--device", "cpu"], (*old, "colour 0", "colour 3")),
-        "forget": (["forget", str(model), "colour 1", "--device", "cpu"], ("colour zero", "colour 2")),
-        "undo": (["undo", str(model), "--to", "1"], ("colour 0", "colour 1", "colour 2")),
-    }
-    seconds = {}
-    for kind, (arguments, new) in changes.items():  # how long each takes if it is not killed
-        began = time.monotonic()
-        subprocess.run([*start, *arguments], check=True)
-        seconds[kind] = time.monotonic() - began
-        assert Classifier.load(model, "cpu").class_names == new
-        undo(model, 2)
-    moments = random.Random(0)
-    found = set()
-    for number in range(20):
-        kind = list(changes)[number % 3]
-        arguments, new = changes[kind]
-        process = subprocess.Popen([*start, *arguments])
-        time.sleep(seconds[kind] * moments.uniform(0.4, 1.1))
-        process.kill()
-        process.wait()
-        loaded = Classifier.load(model, "cpu")
-        assert loaded.class_names in (old, new)
-        assert loaded.predict([torch.zeros(3, 16, 16)])[0][0].name in loaded.class_names
-        found.add(loaded.class_names == old)
-        undo(model, 2)
-        assert Classifier.load(model, "cpu").class_names == old
-    assert found == {True, False}  # some were killed before the switch, some after it

@@ -176,7 +176,7 @@ class Classifier:
         right = self.read(images, allow_outside)
         before, steps, changes = copied(self.learner.state()), list(self.steps), list(self._changes)
         try:
-            found = self.learner.remove(right.to(self.engine.device))
+            found = self.learner.remove(right.to(self.engine.device), learned_again=True)
             if not found.all():
                 raise never_learned(images, found)
             notes = self.learn(right, listener=listener)

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -72,9 +73,14 @@ class Versions:
     def previous(self) -> int:
         """The number of the version that the current one was made from."""
         state = self.read()
-        current = state.get("version", 1)
-        changes = [change["version"] for change in state.get("changes", [])]
-        # the model of a release without versions has no changes
+        return self.before(state.get("version", 1), [change["version"] for change in state.get("changes", [])])
+
+    def before(self, current: int, changes: Sequence[int]) -> int:
+        """The number of the version that version `current` was made from.
+
+        Args:
+            changes: Versions of all changes up to it. The model of a release without versions has none.
+        """
         for known in (changes, self.numbers()):
             if earlier := [number for number in known if number < current]:
                 return max(earlier)
@@ -98,18 +104,19 @@ class Versions:
 
     def read(self, number: int | None = None) -> dict[str, Any]:
         """The state of the current version, or of another one."""
-        return load_state(self.current if number is None else self._find(number), REMEDY)
+        return load_state(self.current if number is None else self.find(number), REMEDY)
 
     def switch(self, number: int) -> None:
         """Make a version the current one."""
-        path = self._find(number)
+        path = self.find(number)
         draft = self.folder / f".{MODEL}.draft"
         draft.unlink(missing_ok=True)
         _another_name(path, draft)
         draft.replace(self.current)
         sync(self.folder)
 
-    def _find(self, number: int) -> Path:
+    def find(self, number: int) -> Path:
+        """The file of a version, which must be kept."""
         path = self.path(number)
         if not path.is_file():
             there = ", ".join(map(str, self.numbers())) or "none"

@@ -5,18 +5,14 @@ from typing import Annotated
 
 import typer
 
-from ffcil.commands.options import AsJson, Device, Imports, Model, import_methods, parse_share
+from ffcil.commands.options import AsJson, Device, FalseAlarms, Imports, Model, import_methods, parse_share
 from ffcil.commands.output import print_json, stoppable
-
-FalseAlarms = Annotated[
-    str, typer.Option(metavar="RATE", help="Share of images of known classes that may be called unknown, such as 1%.")
-]
 
 
 def export(
     model: Model,
     to: Annotated[Path, typer.Option("--to", metavar="FILE", help="File to write: NAME.onnx or NAME.pt2.")],
-    false_alarms: FalseAlarms = "5%",
+    false_alarms: FalseAlarms = None,
     imports: Imports = None,
     as_json: AsJson = False,
 ) -> None:
@@ -25,13 +21,15 @@ def export(
     An .onnx file needs only onnxruntime, a .pt2 file only torch. The file contains the network, the head, the class
     names and the limit for unknown images, and is compared with the classifier before it is kept.
     """
+    from ffcil.classifier.answers import FALSE_ALARMS
     from ffcil.classifier.classifier import Classifier
     from ffcil.runs.run import exhaustion_explained
     from ffcil.serving.export import export as write
 
     import_methods(imports)
+    rate = FALSE_ALARMS if false_alarms is None else parse_share(false_alarms, "--false-alarms")
     with stoppable(remedy=""), exhaustion_explained(model):
-        about = write(Classifier.load(model, "cpu"), to, parse_share(false_alarms, "--false-alarms"))
+        about = write(Classifier.load(model, "cpu"), to, rate)
     if as_json:
         print_json(about)
     else:
@@ -49,7 +47,7 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help="File with a token; clients that send it may teach the classifier."),
     ] = None,
-    false_alarms: FalseAlarms = "5%",
+    false_alarms: FalseAlarms = None,
     device: Device = None,
     imports: Imports = None,
 ) -> None:
@@ -60,13 +58,15 @@ def serve(
     from ffcil.serving.extras import check_installed
 
     check_installed("ffcil serve", "serve", "fastapi", "uvicorn", "python_multipart")
+    from ffcil.classifier.answers import FALSE_ALARMS
     from ffcil.serving.server import bind, make_server, read_token
     from ffcil.serving.service import Service
 
     import_methods(imports)
     token = read_token(token_file) if token_file else None
+    rate = FALSE_ALARMS if false_alarms is None else parse_share(false_alarms, "--false-alarms")
     with bind(host, port) as reserved, stoppable(remedy=""):
-        service = Service(model, device, parse_share(false_alarms, "--false-alarms"), imports=imports or ())
+        service = Service(model, device, rate, imports=imports or ())
         address = f"[{host}]" if ":" in host else host
         learning = "learns with the token" if token else "does not learn (see --token-file)"
         known = f"version {service.snapshot.version}, {len(service.snapshot.classes)} classes"

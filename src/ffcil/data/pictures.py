@@ -1,8 +1,9 @@
 """Images that users give as files, PIL images, tensors or data sets of torch."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ REMEDY = "repair them, or skip them with --skip-bad (skip_bad=True)"
 
 
 def frames(images: Iterable[Picture], size: int, batch: int, skip_bad: bool) -> Iterator[list[Frame]]:
-    """Yield batches of images, scaled for a network of input size `size`; files are read in parallel.
+    """Yield batches of images, scaled for a network of input size `size`. Files are read in parallel, those of a batch
+    while the caller works on the one before.
 
     An unreadable file raises `UnreadableImages`, unless `skip_bad` is set.
     """
@@ -38,15 +40,29 @@ def frames(images: Iterable[Picture], size: int, batch: int, skip_bad: bool) -> 
         result = try_decode(Path(file), size)
         return BadImage(number, readable(file), result) if isinstance(result, str) else pixels_of(result)
 
-    numbered = enumerate(images)
-    with ThreadPoolExecutor() as pool:
-        while some := list(itertools.islice(numbered, batch)):
-            files = {n: pool.submit(read_file, n, image) for n, image in some if isinstance(image, str | Path)}
-            # PIL images are lazy and may occur twice, so they are not read in threads
-            found = [files[n].result() if n in files else frame_of(image, size, f"Input {n + 1}") for n, image in some]
+    def begin(some: Sequence[tuple[int, Picture]]) -> list[Callable[[], Frame]]:
+        """Begin to read a batch; the functions wait for its frames."""
+        started: list[Callable[[], Frame]] = []
+        for number, image in some:
+            if not isinstance(image, str | Path):  # PIL images are lazy and may occur twice: not in threads
+                started.append(partial(frame_of, image, size, f"Input {number + 1}"))
+            elif len(some) == 1:
+                started.append(partial(read_file, number, image))
+            else:
+                started.append(pool.submit(read_file, number, image).result)
+        return started
+
+    numbered, pool = enumerate(images), ThreadPoolExecutor()
+    try:
+        reading = begin(list(itertools.islice(numbered, batch)))
+        while reading:
+            found = [frame() for frame in reading]
             if (bad := [frame for frame in found if isinstance(frame, BadImage)]) and not skip_bad:
                 raise UnreadableImages(bad, REMEDY)
+            reading = begin(list(itertools.islice(numbered, batch)))
             yield found
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def image_set_of(

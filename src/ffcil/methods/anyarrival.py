@@ -342,13 +342,14 @@ class AnyArrival(Pretrained):
         self.boundaries = [int(stay[:boundary].sum()) for boundary in self.boundaries]
         self._solve()
 
-    def remove(self, images: ImageSet) -> Tensor:
+    def remove(self, images: ImageSet, learned_again: bool = False) -> Tensor:
         self._check_removable("remove images")
         digests = images.digests(torch.arange(len(images), device=images.labels.device))
         found = torch.isin(digests, self.kept.digests)
         if found.any():
             self.sums.remove(*self.kept.take(torch.isin(self.kept.digests, digests)))
-            self._solve()
+            if not learned_again:
+                self._solve()
         return found
 
     def _check_removable(self, task: str) -> None:

@@ -159,8 +159,13 @@ class Learner(nn.Module, ABC):
         """Remove classes; the others move up. The learner is then as if it had never seen these."""
         raise self._cannot("forget classes")
 
-    def remove(self, images: ImageSet) -> Tensor:
-        """Remove images from the classes that they were learned as. Returns which of them were found, bool [N]."""
+    def remove(self, images: ImageSet, learned_again: bool = False) -> Tensor:
+        """Remove images from the classes that they were learned as. Returns which of them were found, bool [N].
+
+        Args:
+            learned_again: Whether they are learned again at once, as other classes. Then nothing is computed from what
+                is left now.
+        """
         raise self._cannot("remove images")
 
     def open_scores(self, images: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -3,6 +3,7 @@
 import asyncio
 import csv
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -15,9 +16,12 @@ from typing import Literal
 
 from PIL import Image
 
-from ffcil.classifier.versions import Versions
 from ffcil.errors import InputError
+from ffcil.locks import is_held, lock
+from ffcil.runs.folder import LOCK, is_busy
 
+UPLOADS = "uploads-"
+"""Start of the names of folders with images that are being learned."""
 STOPPING = 10.0
 """Seconds that a process has to end after a request to stop."""
 NICE = 5
@@ -48,7 +52,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledImage:
     """An image to learn, decoded and scaled."""
 
     label: str
@@ -64,12 +68,22 @@ class LearningProcess:
         self._options = [*(["--device", device] if device else []), *(f"--import={file}" for file in imports)]
         self._process: asyncio.subprocess.Process | None = None
 
-    async def learn(self, images: Sequence[Labelled], change: Change) -> None:
+    async def learn(self, images: Sequence[LabelledImage], change: Change) -> None:
         """Learn images. The notes of `change` follow the progress. A failure is an `InputError`."""
-        with tempfile.TemporaryDirectory(prefix="ffcil-learn-") as name:
+        await asyncio.to_thread(self.remove_leftovers)
+        # In the folder of the classifier, where the next service finds what this one leaves if it is killed.
+        with tempfile.TemporaryDirectory(prefix=UPLOADS, dir=self.folder) as name, lock(Path(name) / LOCK):
             temporary = Path(name)
             table = await asyncio.to_thread(write_table, images, temporary)
             await self._run(table, {"FFCIL_CACHE": str(temporary / "cache")}, change)
+
+    def remove_leftovers(self) -> None:
+        """Remove the images of services that were killed while they learned."""
+        for left in self.folder.glob(f"{UPLOADS}*"):
+            # a process of a killed service may still read them
+            if not is_held(left / LOCK) and not is_busy(self.folder):
+                with suppress(FileNotFoundError):  # another service may remove them, too
+                    shutil.rmtree(left)
 
     async def _run(self, table: Path, settings: dict[str, str], change: Change) -> None:
         threads = max(1, (os.cpu_count() or 1) // 2)
@@ -104,7 +118,7 @@ class LearningProcess:
             process.kill()
 
 
-def write_table(images: Sequence[Labelled], folder: Path) -> Path:
+def write_table(images: Sequence[LabelledImage], folder: Path) -> Path:
     """Write images and a table of their labels, so that no name of a client becomes the name of a file."""
     with (folder / "images.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
@@ -115,21 +129,5 @@ def write_table(images: Sequence[Labelled], folder: Path) -> Path:
     return folder / "images.csv"
 
 
-def counted(images: Sequence[Labelled]) -> dict[str, int]:
+def counted(images: Sequence[LabelledImage]) -> dict[str, int]:
     return dict(Counter(labelled.label for labelled in images))
-
-
-def earlier_version(folder: Path, history: Sequence[int], to: int | None) -> int:
-    """The version to go back to: `to`, or the one that the current one was made from.
-
-    Args:
-        history: Versions that led to the current one, which is the last of them.
-    """
-    there = Versions(folder).numbers()
-    if to is None and len(history) > 1 and history[-2] in there:
-        return history[-2]
-    if to is not None and to in there and to != history[-1]:
-        return to
-    kept = ", ".join(map(str, there)) or "none"
-    wanted = "the version before this one" if to is None else f"version {to}"
-    raise InputError(f"The classifier cannot go back to {wanted}: choose another of those that are kept ({kept}).")

@@ -5,6 +5,7 @@ novelty. `description` says what a program must know beside the graph; it is in 
 """
 
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,8 @@ MOST_IMAGES = 1024
 TOLERANCE = 1e-3
 """Largest difference of a score between the classifier and the exported file; of large novelties, relative."""
 SUFFIXES = (".onnx", ".pt2")
+LARGEST_ONNX = 2**31 - 2**24
+"""Most bytes of the weights in an .onnx file: a protobuf has less than 2 GiB."""
 
 
 class ClassifierGraph(nn.Module):
@@ -109,7 +112,8 @@ def _export_graph(graph: nn.Module, images: Tensor) -> ExportedProgram:
 
 
 def _write_pt2(program: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
-    with path.open("wb") as file:  # torch wants a name that ends in .pt2, or a file
+    with path.open("wb") as file, warnings.catch_warnings():  # torch wants a name that ends in .pt2, or a file
+        warnings.filterwarnings("ignore", "No complete tensor found")  # it means tensors that are stored transposed
         torch.export.save(program, file, extra_files={"ffcil": json.dumps(about)})
 
 
@@ -120,6 +124,9 @@ def _run_pt2(path: Path, images: Tensor) -> Sequence[Tensor]:
 
 
 def _write_onnx(program: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
+    weights = [value for value in (*program.state_dict.values(), *program.constants.values()) if torch.is_tensor(value)]
+    if (size := sum(value.nbytes for value in weights)) > LARGEST_ONNX:
+        raise InputError(f"The network has {size / 2**30:.1f} GiB, and an .onnx file at most 2: export it as .pt2.")
     outputs = OUTPUTS[: len(program.graph_signature.user_outputs)]
     program = program.run_decompositions({torch.ops.aten.logsumexp.default: _log_sum_exp})
     made = torch.onnx.export(program, input_names=[INPUT], output_names=outputs, dynamo=True, verbose=False)

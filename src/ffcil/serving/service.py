@@ -18,7 +18,7 @@ from ffcil.classifier.changing import undo
 from ffcil.classifier.versions import Versions
 from ffcil.errors import InputError
 from ffcil.serving.batcher import Batcher
-from ffcil.serving.change import Change, Labelled, LearningProcess, counted, earlier_version
+from ffcil.serving.change import Change, LabelledImage, LearningProcess, counted
 from ffcil.serving.limits import Limits
 from ffcil.serving.refusal import Refusal
 from ffcil.serving.snapshot import Snapshot, stamp_of
@@ -108,7 +108,7 @@ class Service:
         labels = [class_name(upload.field) for upload in uploads]
         frames = await self._decoded(uploads)
         self.check_idle()
-        images = [Labelled(label, frame) for label, frame in zip(labels, frames, strict=True)]
+        images = [LabelledImage(label, frame) for label, frame in zip(labels, frames, strict=True)]
         change = Change("learn", counted(images))
         self._begin(change, self._process.learn(images, change))
         return change
@@ -116,10 +116,12 @@ class Service:
     def undo(self, to: int | None) -> Change:
         """Begin to go back to an earlier version."""
         self.check_idle()
+        versions, now = Versions(self.folder), self.snapshot
         try:
-            number = earlier_version(self.folder, self.snapshot.lineage, to)
+            number = versions.before(now.version, [change["version"] for change in now.history]) if to is None else to
+            versions.find(number)
         except InputError as error:
-            raise Refusal(409, str(error)) from error
+            raise Refusal(409, self._without_folder(error)) from error
         change = Change("undo")
         self._begin(change, asyncio.to_thread(undo, self.folder, number))
         return change
@@ -151,7 +153,7 @@ class Service:
         elif failure:
             change.end("failed", failure)
         else:
-            change.end("done", "These images were learned before.", before)
+            change.end("done", "These images were learned before." if change.kind == "learn" else "", before)
 
     async def _follow(self) -> None:
         """Load the current version if it is another one than that which answers."""
@@ -162,15 +164,20 @@ class Service:
                     gc.collect()  # the version before has circular references to large tensors
                 self.problem = None
             except (InputError, OSError) as error:
-                problem = str(error).replace(str(self.folder), self.folder.name)
+                problem = self._without_folder(error)
                 if self.problem != problem:
                     print(f"ffcil: {error}", file=sys.stderr)
                 self.problem = problem
+
+    def _without_folder(self, error: Exception) -> str:
+        """A message for clients, who see no folder of this machine."""
+        return str(error).replace(str(self.folder), self.folder.name)
 
     # --- life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Begin to follow the folder."""
+        await asyncio.to_thread(self._process.remove_leftovers)
         task = asyncio.create_task(self._watch())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -9,8 +9,7 @@ from PIL import Image
 
 from ffcil.classifier.answers import Answer
 from ffcil.classifier.classifier import Classifier
-from ffcil.classifier.versions import MODEL
-from ffcil.errors import InputError
+from ffcil.classifier.versions import MODEL, check_model
 from ffcil.serving.unknown import novelty_limit
 
 Stamp = tuple[int, int, int]
@@ -39,12 +38,6 @@ class Snapshot:
         return self.classifier.version
 
     @property
-    def lineage(self) -> list[int]:
-        """The versions that led to this one, which is the last."""
-        earlier = {change["version"] for change in self.history} - {self.version}
-        return [*sorted(earlier), self.version]
-
-    @property
     def classes(self) -> tuple[str, ...]:
         return self.classifier.class_names
 
@@ -60,7 +53,6 @@ class Snapshot:
 
 
 def stamp_of(folder: Path) -> Stamp:
-    if not (folder / MODEL).is_file():
-        raise InputError(f"There is no classifier in {folder}: make one with `ffcil learn {folder} IMAGES`.")
+    check_model(folder)
     status = (folder / MODEL).stat()
     return status.st_ino, status.st_mtime_ns, status.st_size

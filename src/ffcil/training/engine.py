@@ -140,14 +140,15 @@ def _side_stream(device: torch.device, lane: int) -> torch.cuda.Stream:
 @contextmanager
 def evaluating(*modules: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients, and without compiling for batch sizes that only evaluation has."""
-    before = [module.training for module in modules]
-    for module in modules:
+    # a switch of all parts costs as much as a small network takes for an image
+    switched = [(module, module.training) for module in modules if any(part.training for part in module.modules())]
+    for module, _ in switched:
         module.eval()
     try:
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             yield
     finally:
-        for module, training in zip(modules, before, strict=True):
+        for module, training in switched:
             module.train(training)
 
 
