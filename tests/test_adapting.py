@@ -152,7 +152,11 @@ def test_the_network_is_trained_against_the_fixed_means_of_all_classes(make_lear
     images, targets = torch.randn(3, 3, 16, 16, generator=seeded(3)), [2, 3, 3]
     groups = [*kept.split(6), *new.split(6)]  # by class
     means = torch.stack([group.mean(0) for group in groups])
-    within = sum((group - group.mean(0)).square().sum(0) for group in groups) / (24 - 4)
+    variances = sum((group - group.mean(0)).square().sum(0) for group in groups) / (24 - 4)
+    # 20 degrees of freedom: the variances are shrunk by the expected square of their errors, v * sqrt(2 / 20)
+    errors, differences = (variances**2 * 2 / 20).sum(), ((variances - variances.mean()) ** 2).sum()
+    share = min(1.0, float(errors / differences))
+    within = (1 - share) * variances + share * variances.mean()
     with torch.no_grad():
         features = learner.features(images).double()
         expected = []
