@@ -10,17 +10,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounter
 
-from conftest import AUGMENTATION, SHORT, Make, begin_second_step, seeded, small_config, small_stream
+from conftest import AUGMENTATION, SHORT, Make, begin_second_step, seeded, small_stream
 from ffcil.alignment import row_norms
 from ffcil.losses import ClassCentres
-from ffcil.methods import Learner, build_learner
+from ffcil.methods import Learner
 from ffcil.methods.der import DER
 from ffcil.methods.memo import MEMO
 from ffcil.methods.tagfex import MergeAttention, TagFex, contrast
 from ffcil.stream import Increment, Stream
-from ffcil.training.engine import Engine, evaluating
+from ffcil.training.engine import evaluating
 from oracles import class_means, cross_entropy, reduced
 
 EXPANDING = ["der", "memo", "tagfex"]
@@ -356,22 +355,6 @@ def test_parameters_are_reported(make_learner: Make) -> None:
                 auxiliary = (len(increment.classes) + 1) * (width + 1)
                 assert notes["trained_parameters"] == backbone + head + auxiliary
             assert notes["peak_memory_bytes"] is None  # on a CPU
-
-
-def test_steps_share_their_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A further frozen extractor costs no further compilation."""
-    counter = CompileCounter()
-    monkeypatch.setattr(Engine, "place", lambda self, module: module.compile(dynamic=False, backend=counter))
-    config = small_config(method="der", train={"first": {"epochs": 1}, "later": {"epochs": 1}})
-    learner = build_learner(config, AUGMENTATION, Engine.create("cpu", config.train))
-    compiled = []
-    for increment in small_stream([1, 1, 1, 1]):
-        learner.learn(increment)
-        compiled.append(counter.frame_count)
-    torch.compiler.reset()
-    trained = compiled[0]
-    assert trained >= 2  # both halves of a backbone
-    assert compiled == [trained, 2 * trained, 2 * trained, 2 * trained]  # once trained and once frozen
 
 
 # --- the centre loss ------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import save_file
 from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor
-from torch._dynamo.testing import CompileCounter
 
 from conftest import seeded, small_stream
 from ffcil.errors import InputError
@@ -241,20 +240,6 @@ def test_invalid_names_are_an_error() -> None:
         build_vit("resnet18", None)
     with pytest.raises(InputError, match="an attention that LoRA does not support"):
         build_vit("vit_dlittle_patch16_reg1_gap_256", None)
-
-
-def test_sets_of_adapters_share_their_compiled_code() -> None:
-    """A further set of adapters, as in a further step, does not compile the network again."""
-    counter = CompileCounter()
-    vit = build_vit("test_vit", None)
-    vit.compile(dynamic=False, backend=counter)
-    compiled = []
-    for _ in range(3):
-        tunings = Adapters(vit.depth, vit.width, 4).tunings()
-        vit(images(32), tunings).sum().backward()
-        compiled.append(counter.frame_count)
-    torch.compiler.reset()
-    assert compiled == [1, 1, 1]
 
 
 def test_the_state_of_a_learner_excludes_the_frozen_network(make_learner: Callable[..., Learner]) -> None:

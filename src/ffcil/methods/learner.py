@@ -317,10 +317,8 @@ class Learner(nn.Module, ABC):
         return self.placed(network)
 
     def placed(self, network: Part) -> Part:
-        """Move a network to the device and compile it if compilation is on. A backbone is compiled in two parts,
-        because some methods need the feature maps between them or behind them."""
-        for part in (network.lower, network.upper) if isinstance(network, Backbone) else (network,):
-            self.engine.place(part)
+        """Move a network to the device and compile it if compilation is on."""
+        self.engine.place(network)
         return network
 
     def frozen_copy(self, network: Part) -> Part:

@@ -4,7 +4,8 @@ A backbone maps images [B, 3, H, W] to pooled features [B, feature_dim] and has 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,44 @@ class Backbone(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return pool(self.upper(self.lower(images)))
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """As in torch, but by blocks, and also for methods that call `lower` and `upper` themselves."""
+        self.lower.compile(*args, **kwargs)
+        self.upper.compile(*args, **kwargs)
+
+
+class Stage(nn.Sequential):
+    """Blocks that are compiled one by one. Equal blocks of all networks share their code, so that most cost nothing."""
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        for block in self:
+            block.compile(*args, **kwargs)
+
+
+class StemAndStages(nn.Sequential):
+    """The layers of a stem, which are compiled as one, followed by stages."""
+
+    def __init__(self, stem: Sequence[nn.Module], *stages: Stage) -> None:
+        super().__init__(*stem, *stages)
+        self._layers = len(stem)
+        self._through_stem = _in_turn
+        """A function of the stem's layers, not a bound method: a copy of this module must not call the original."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        parts = list(self)
+        return _in_turn(parts[self._layers :], self._through_stem(parts[: self._layers], images))
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        self._through_stem = torch.compile(_in_turn, *args, **kwargs)
+        for stage in list(self)[self._layers :]:
+            stage.compile(*args, **kwargs)
+
+
+def _in_turn(modules: Sequence[nn.Module], values: Tensor) -> Tensor:
+    for module in modules:
+        values = module(values)
+    return values
 
 
 def pool(maps: Tensor) -> Tensor:
@@ -57,17 +96,12 @@ class CifarResNet(Backbone):
     def __init__(self, blocks: int, stem_stride: int = 1) -> None:
         super().__init__()
 
-        def stage(inputs: int, width: int, stride: int) -> nn.Sequential:
+        def stage(inputs: int, width: int, stride: int) -> Stage:
             others = (_Block(width, width, stride=1) for _ in range(blocks - 1))
-            return nn.Sequential(_Block(inputs, width, stride), *others)
+            return Stage(_Block(inputs, width, stride), *others)
 
-        self.lower = nn.Sequential(
-            nn.Conv2d(3, 16, 3, stem_stride, 1, bias=False),
-            nn.BatchNorm2d(16),
-            nn.ReLU(),
-            stage(16, 16, stride=1),
-            stage(16, 32, stride=2),
-        )
+        stem = [nn.Conv2d(3, 16, 3, stem_stride, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
+        self.lower = StemAndStages(stem, stage(16, 16, stride=1), stage(16, 32, stride=2))
         self.upper = stage(32, 64, stride=2)
         self.feature_dim = 64
         for module in self.modules():
@@ -89,8 +123,9 @@ class ResNet18(Backbone):
             net.conv1 = nn.Conv2d(3, 64, 3, 1, 1, bias=False)
             nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
         pooled = [] if stem == "3x3" else [net.maxpool]
-        self.lower = nn.Sequential(net.conv1, net.bn1, net.relu, *pooled, net.layer1, net.layer2, net.layer3)
-        self.upper = net.layer4
+        stages = [Stage(*layer) for layer in (net.layer1, net.layer2, net.layer3, net.layer4)]
+        self.lower = StemAndStages([net.conv1, net.bn1, net.relu, *pooled], *stages[:3])
+        self.upper = stages[3]
         self.feature_dim = 512
 
 

@@ -18,13 +18,18 @@ UNTUNED: Sequence[Tuning] = ()
 class ViT(FeatureNetwork):
     """Frozen ViT, images [B, 3, H, W] to features [B, feature_dim]. New tuners leave the output of timm bit-equal.
 
-    `forward` is `read(through(embed(images)))`. A method that shares the lower blocks calls these three itself, but
-    only `forward` is compiled.
+    `forward` is `read(through(embed(images)))`. A method that shares the lower blocks calls these three itself.
     """
 
     def __init__(self, net: VisionTransformer) -> None:
         super().__init__(net)
         self.width, self.depth = int(net.embed_dim), len(net.blocks)
+        self._tuned = _tuned
+        """A function of a block, not a bound method: a copy of this module must not call the original."""
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """As in torch, but only the blocks, which take nearly all of the time and share their code."""
+        self._tuned = torch.compile(_tuned, *args, **kwargs)
 
     def forward(self, images: Tensor, tunings: Sequence[Tuning] = UNTUNED, blocks: int | None = None) -> Tensor:
         """Features after all blocks, or after the first `blocks`, with the given `tunings` of these blocks."""
@@ -52,7 +57,7 @@ class ViT(FeatureNetwork):
         """Apply the blocks from `first` up to but not including `last`, with the `tunings` of these blocks."""
         blocks = list(self.net.blocks)[first:last]
         for block, tuning in zip(blocks, tunings or [Tuning()] * len(blocks), strict=True):
-            tokens = _tuned(cast(Block, block), tokens, tuning)
+            tokens = self._tuned(cast(Block, block), tokens, tuning)
         return tokens
 
     def read(self, tokens: Tensor) -> Tensor:

@@ -173,8 +173,8 @@ def _restore_momentum(
 def _compiling(engine: Engine) -> Iterator[None]:
     """Turn a missing or failing compiler into a sentence with the remedy."""
     try:
-        # all modules share torch's one limit; several methods in a process would reach it and go on uncompiled
-        with torch._dynamo.config.patch(recompile_limit=64):
+        # all blocks of all networks share one limit; several methods in a process would reach it and go on uncompiled
+        with torch._dynamo.config.patch(recompile_limit=256):
             yield
     except torch._dynamo.exc.TorchDynamoException as error:
         if not engine.compile:
