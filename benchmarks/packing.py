@@ -3,7 +3,7 @@
 python benchmarks/packing.py --device cuda --runs 8 --out results/packing.json
 
 iCaRL with ResNet-32 and 2,000 exemplars on the embedded data set: images of the size of CIFAR-100's, 200 per class. A
-short run fills the caches of the compiler and is not counted. Then one run alone and several at once are timed by the
+first run fills the caches of the compiler and is not counted. Then one run alone and several at once are timed by the
 wall clock, with start-up, compilation and evaluation. `ratio` is `runs` times the seconds of the one divided by those
 of all; `training_ratio` is the images per second of all runs together divided by those of the one. Both include the
 compilation and capture of each step, which cost the single run relatively more when runs are short: use many epochs.
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     load_dataset("glyphs", None, None)  # drawn once
-    measure([0], options, epochs=2)
+    measure([0], options, options.epochs)
     alone, speed_alone = measure([1], options, options.epochs)
     at_once, speed_at_once = measure(range(2, 2 + options.runs), options, options.epochs)
     measured = {

@@ -110,7 +110,7 @@ def test_unfinished_run_has_steps_but_no_result(tmp_path: Path) -> None:
     (pair,) = as_json(tmp_path / "a", tmp_path / "b")["pairs"]
     assert pair["classifiers"]["linear"]["summary"]["average"] is None
     assert len(pair["classifiers"]["linear"]["steps"]) == 2
-    assert pair["seconds"] == {"train": None, "memory": None, "evaluate": None}
+    assert pair["seconds"] == {"train": None, "start_up": None, "memory": None, "evaluate": None}
     shown = " ".join(CliRunner().invoke(app, ["compare", str(tmp_path / "a"), str(tmp_path / "b")]).output.split())
     assert "is unfinished (2 of 4 steps)" in shown
     assert "There is no time to compare" in shown

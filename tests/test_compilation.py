@@ -1,9 +1,15 @@
-"""Networks are compiled by blocks, and equal blocks share their code. A backend counts the graphs: no compiler runs."""
+"""Networks are compiled by blocks, which share their code; where it is kept, who makes it, and when it is not made.
+
+A backend of torch.compile counts the graphs, so that no compiler runs."""
 
 from __future__ import annotations
 
 import copy
+import os
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +17,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from conftest import AUGMENTATION, seeded, small_config, small_stream
+from ffcil.locks import lock
 from ffcil.methods import Learner, build_learner
 from ffcil.models.pretrained import build_vit
 from ffcil.models.resnet import build_backbone
 from ffcil.models.tuners import Adapters
+from ffcil.training import compilation
+from ffcil.training.compilation import CODE_FOLDER, compiled_once, keep_code
 from ffcil.training.engine import Engine, evaluating
 
 BLOCKS_OF_RESNET32 = 6
@@ -44,9 +53,10 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter]:
     torch.compiler.reset()
 
 
-def learner_of(method: str, **fields: Any) -> Learner:
+def learner_of(method: str, compiles: bool = False, **fields: Any) -> Learner:
+    """A learner whose networks are compiled. If its engine knows that it `compiles`, short trainings do not."""
     config = small_config(method=method, train={"first": {"epochs": 1}, "later": {"epochs": 1}}, **fields)
-    return build_learner(config, AUGMENTATION, Engine.create("cpu", config.train))
+    return build_learner(config, AUGMENTATION, replace(Engine.create("cpu", config.train), compile=compiles))
 
 
 @pytest.mark.parametrize("method", ["icarl", "der"])
@@ -143,3 +153,117 @@ def test_evaluation_compiles_nothing(counter: Counter) -> None:
     with evaluating(network):
         network(torch.rand(2, 3, 16, 16))
     assert counter.graphs == 0
+
+
+# --- when nothing is compiled ---------------------------------------------------------------------------------------
+
+
+def test_few_optimiser_steps_compile_nothing(counter: Counter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step has one epoch of two batches: the third of them reaches six optimiser steps."""
+    monkeypatch.setattr(compilation, "FEW_STEPS", 6)
+    learner = learner_of("finetune", compiles=True)
+    graphs = []
+    for increment in small_stream([1, 1, 1, 1], per_class=[32] * 4):
+        learner.learn(increment)
+        graphs.append(counter.graphs)
+    assert graphs[:2] == [0, 0]
+    assert graphs[2] == graphs[3] > 0
+
+
+# --- the cache of compiled code -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of compiled code, which is set."""
+    monkeypatch.setenv("FFCIL_CACHE", str(tmp_path))
+    monkeypatch.setenv(CODE_FOLDER, "")  # so that its value before the test returns after it
+    monkeypatch.delenv(CODE_FOLDER)
+    keep_code()
+    return tmp_path / "compiled"
+
+
+def no_wait(holder: str) -> None:
+    raise AssertionError(f"waited for {holder}")
+
+
+def test_compiled_code_is_kept_in_the_cache_folder(cache: Path) -> None:
+    from torch._functorch import config as autograd
+    from torch._inductor import config as inductor
+    from torch._inductor.runtime import cache_dir_utils
+
+    assert Path(cache_dir_utils.cache_dir()) == cache
+    assert Path(cache_dir_utils.triton_cache_dir(0)).is_relative_to(cache)
+    assert inductor.fx_graph_cache
+    assert autograd.enable_autograd_cache
+
+
+def test_a_folder_that_the_user_names_is_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CODE_FOLDER, "elsewhere")
+    keep_code()
+    assert os.environ[CODE_FOLDER] == "elsewhere"
+
+
+def test_without_a_cache_folder_torch_uses_its_own(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CODE_FOLDER)
+    (cache.parent / "file").touch()
+    monkeypatch.setenv("FFCIL_CACHE", str(cache.parent / "file"))
+    keep_code()
+    assert CODE_FOLDER not in os.environ
+
+
+def test_one_process_compiles_while_others_wait(cache: Path) -> None:
+    order, waiting = [], threading.Event()
+
+    def other() -> None:
+        with compiled_once("network", lambda holder: waiting.set()):
+            order.append("other")
+
+    thread = threading.Thread(target=other)
+    with compiled_once("network", no_wait):
+        thread.start()
+        waiting.wait(timeout=60)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "other"]
+
+
+def test_nobody_waits_for_code_that_is_in_the_cache(cache: Path) -> None:
+    with compiled_once("network", no_wait):
+        pass
+    (lock_file,) = cache.glob("*.lock")
+    with lock(lock_file), compiled_once("network", no_wait):
+        pass
+
+
+def test_code_that_failed_to_compile_is_not_in_the_cache(cache: Path) -> None:
+    with pytest.raises(ValueError, match="no compiler"), compiled_once("network", no_wait):
+        raise ValueError("no compiler")
+    assert not list(cache.glob("*.done"))
+    with compiled_once("network", no_wait):  # the lock has ended
+        pass
+    assert list(cache.glob("*.done"))
+
+
+def test_a_wait_has_an_end(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compilation, "LONGEST_WAIT", 0.0)
+    with compiled_once("network", no_wait), compiled_once("network", no_wait):
+        pass
+
+
+@pytest.mark.parametrize("folder", ["missing", "file"])
+def test_code_is_compiled_without_a_folder(folder: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (cache / "file").touch()
+    monkeypatch.setenv(CODE_FOLDER, str(cache / folder))
+    with compiled_once("network", no_wait):
+        pass
+    assert list(cache.iterdir()) == [cache / "file"]
+
+
+def test_a_fit_that_compiles_is_done_once(cache: Path, counter: Counter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compilation, "FEW_STEPS", 0)
+    for _ in range(2):
+        learner_of("finetune", compiles=True).learn(small_stream([2])[0])
+    assert len(list(cache.glob("*.done"))) == 1
+    learner_of("finetune", compiles=True, backbone="resnet32").learn(small_stream([2])[0])
+    assert len(list(cache.glob("*.done"))) == 2

@@ -22,11 +22,12 @@ import pytest
 from conftest import OnEpoch, limited_files, small_config, write_colours
 from ffcil.config.settings import RunConfig
 from ffcil.errors import BusyError, InputError
-from ffcil.methods import METHODS
+from ffcil.methods import METHODS, Learner
 from ffcil.report import load_run
 from ffcil.runs.counts import unpack_counts
 from ffcil.runs.folder import is_busy, locked
 from ffcil.runs.run import Run
+from ffcil.stream import Increment
 from ffcil.training.progress import FitProgress, Listener
 
 TIMING = ("seconds", "images_per_second")
@@ -80,6 +81,28 @@ def whole(tmp_path_factory: pytest.TempPathFactory, colours: Path) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
     Run(config(), folder, data=colours, device="cpu", threads=1).execute()
     return folder
+
+
+def test_a_summary_takes_records_with_and_without_start_up(
+    tmp_path: Path, colours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run may have begun on a CPU, or with a version that did not record the start-up of a GPU."""
+    seconds = {1: {"train": 4.0, "memory": 1.0}, 2: {"train": 3.0, "start_up": 5.0, "memory": 1.0}}
+    learn = Learner.learn
+
+    def timed(self: Learner, increment: Increment, *args: Any) -> dict[str, Any]:
+        notes = learn(self, increment, *args)
+        return notes | {"seconds": dict(seconds[min(increment.step, 2)]), "images_per_second": 100.0 * increment.step}
+
+    monkeypatch.setattr(Learner, "learn", timed)
+    summary = Run(config(), tmp_path / "run", data=colours, device="cpu", threads=1).execute()
+    by_phase = summary["seconds_by_phase"]
+    assert {phase: by_phase[phase] for phase in ("train", "start_up", "memory")} == {
+        "train": 10.0, "start_up": 10.0, "memory": 3.0
+    }  # fmt: skip
+    assert summary["seconds"] == pytest.approx(23.0 + by_phase["evaluate"])
+    assert summary["images_per_second"] == pytest.approx((100 * 4 + 200 * 8 + 300 * 8) / 20)
+    assert load_run(tmp_path / "run").seconds("start_up") == 10.0
 
 
 def test_files_of_a_folder(whole: Path, colours: Path) -> None:

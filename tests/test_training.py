@@ -149,6 +149,30 @@ def test_a_compiler_that_fails_has_a_remedy() -> None:
         world.fit()
 
 
+def test_start_up_is_what_the_first_epoch_takes_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("ffcil.training.fit.time.perf_counter", lambda: clock[0])
+
+    def fitted(took: list[float], progress: FitProgress | None = None, **engine: bool) -> FitProgress:
+        """A fit on a GPU, as it were, whose epochs take the given seconds."""
+        world = World(images=16, batch=16, epochs=(progress.epoch if progress else 0) + len(took))
+        training, seconds = world.training(), iter(took)
+
+        def timed(images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            clock[0] += next(seconds)  # of an epoch, which is one batch
+            return world.loss(images, targets)
+
+        training = dataclasses.replace(training, loss=timed, network="a network")
+        return fit(training, dataclasses.replace(world.engine, **engine), progress)
+
+    assert fitted([10.0, 2.5, 2.0], compile=True).start_up == 8.0
+    assert fitted([10.0, 2.5, 2.0]).start_up == 0.0  # a CPU has none
+    assert fitted([10.0], compile=True).start_up == 0.0  # nothing to compare with
+    assert fitted([1.0, 2.0], compile=True).start_up == 0.0
+    resumed = fitted([5.0, 3.0], FitProgress(epoch=2, seconds=12.5, start_up=8.0), compile=True)
+    assert (resumed.start_up, resumed.seconds) == (10.0, 20.5)
+
+
 def test_seeds_are_independent_and_stable() -> None:
     assert derive_seed(0, 1, "batches") != derive_seed(0, 1, "initialisation") != derive_seed(1, 0, "batches")
     assert derive_seed(3, 4, "x") == derive_seed(3, 4, "x")

@@ -55,7 +55,7 @@ class TrainSettings(Settings):
     graph: bool = True
     """Whether to capture a training iteration as a CUDA graph (GPU only)."""
     compile: bool = True
-    """Whether to compile the backbone with torch.compile (GPU only)."""
+    """Whether to compile the blocks of the backbone with torch.compile (GPU only), except in short runs."""
     batch_norm: Literal["synchronised", "local"] = "synchronised"
     """Statistics of batch norm on several devices: `synchronised` over the whole batch, as on one device, or `local`
     over the part of each device, which takes less time and gives other results."""

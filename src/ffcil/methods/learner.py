@@ -268,6 +268,7 @@ class Learner(nn.Module, ABC):
             derive_seed(settings.seed, increment.step),
             after_epoch,
             may_diverge=self.may_collapse,
+            network=f"{self.title} {settings.backbone} {views * settings.train.batch} {min(increment.step, 2)}",
         )
 
     def learn(
@@ -298,8 +299,10 @@ class Learner(nn.Module, ABC):
             start = time.perf_counter()
             with evaluating(self):
                 notes = self.finish(increment)
+        start_up = {"start_up": fitted.start_up} if on_gpu else {}
+        memory = time.perf_counter() - start
         return {
-            "seconds": {"train": fitted.seconds, "memory": time.perf_counter() - start},
+            "seconds": {"train": fitted.seconds - fitted.start_up, **start_up, "memory": memory},
             "images_per_second": fitted.images_per_second,
             "training_images": len(training.source if training else increment.rows),
             "loss": finite_or_none(fitted.loss),

@@ -3,7 +3,7 @@
 import errno
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -225,8 +225,10 @@ class Run:
         records = self.files.records()
         classifiers = {name: metrics.summarise(t) for name, t in self.files.tables(stream.arrivals.sizes).items()}
         scored = learner.scored
-        seconds = {phase: sum(r["seconds"][phase] for r in records) for phase in records[0]["seconds"]}
-        images = sum(r["images_per_second"] * r["seconds"]["train"] for r in records)
+        phases = dict.fromkeys(phase for r in records for phase in r["seconds"])
+        seconds = {phase: sum(r["seconds"].get(phase, 0.0) for r in records) for phase in phases}
+        images = sum(r["images_per_second"] * _training_seconds(r["seconds"]) for r in records)
+        training = _training_seconds(seconds)
         summary = {
             "dataset": self.config.dataset,
             "method": self.config.method,
@@ -237,11 +239,16 @@ class Run:
             "classifiers": classifiers,
             "seconds": sum(seconds.values()),
             "seconds_by_phase": seconds,
-            "images_per_second": images / seconds["train"] if seconds["train"] else 0.0,
+            "images_per_second": images / training if training else 0.0,
             "parameters": records[-1]["parameters"],
         }
         self._session.save(check_gpu=True)
         self.files.finish(summary)
+
+
+def _training_seconds(seconds: Mapping[str, float]) -> float:
+    """Seconds of training with its start-up, which records on a CPU and those of earlier versions do not have."""
+    return seconds["train"] + seconds.get("start_up", 0.0)
 
 
 @dataclass(frozen=True)

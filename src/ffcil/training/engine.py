@@ -4,7 +4,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 from ffcil.config.settings import TrainSettings
 from ffcil.errors import InputError
 from ffcil.training.arithmetic import check_products
+from ffcil.training.compilation import StepsSoFar, keep_code
 from ffcil.training.parallel import ALONE, Parallel
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Engine:
     graph: bool
     compile: bool
     parallel: Parallel = ALONE
+    steps: StepsSoFar = field(default_factory=StepsSoFar)
 
     @classmethod
     def create(cls, device: str, settings: TrainSettings, parallel: Parallel = ALONE) -> Self:
@@ -72,6 +74,8 @@ class Engine:
             torch.cuda.set_device(fabric.device)  # streams and graphs are created on the current device
             check_products(fabric.device)
         fast = on_gpu and parallel.size == 1
+        if fast and settings.compile:
+            keep_code()
         return cls(fabric, precision, fast and settings.graph, fast and settings.compile, parallel)
 
     @property

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Self
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ffcil.config.settings import Phase
 from ffcil.errors import InputError
 from ffcil.training.batches import Source
+from ffcil.training.compilation import compiled_once
 from ffcil.training.engine import Engine
 from ffcil.training.progress import FitProgress, Listener
 from ffcil.training.seeds import derive_seed
@@ -93,6 +94,8 @@ class Training:
     """A loss on which every batch takes an optimiser step of its own, before the step on `loss`."""
     may_diverge: bool = False
     """Whether the fit goes on if the loss is not finite, instead of an error."""
+    network: str = ""
+    """What the code of the network in `loss` depends on, if it is compiled; empty without such a network."""
 
 
 def fit(
@@ -119,6 +122,9 @@ def fit(
         optimiser.step()
         return value.detach()
 
+    def report_wait(holder: str) -> None:
+        listener.warned(f"Waiting for {holder}, which compiles the same network.")
+
     def train_step() -> None:
         batch = batches.next()
         if training.preceding is not None:
@@ -126,13 +132,17 @@ def fit(
         total.add_(descend(training.loss, batch))
 
     step = engine.captured(train_step) if captured else train_step
-    for epoch in range(progress.epoch, optimisation.epochs):
+    compiled = engine.compile and training.network != ""
+    few = compiled and engine.steps.are_few_with((optimisation.epochs - progress.epoch) * batches.count)
+    network = f"{training.network} {engine.precision}" if compiled and not few else ""
+    begun, start_up, times = progress.epoch, progress.start_up, list[float]()
+    for epoch in range(begun, optimisation.epochs):
         start = time.perf_counter()
         torch.manual_seed(derive_seed(training.seed, epoch, "inside the network"))  # dropout and the like
         batches.start_epoch(derive_seed(training.seed, epoch, "batches"))
         set_rates(optimiser, (group.factor * optimisation.rate(epoch) for group in training.groups))
         total.zero_()
-        with _compiling(engine):
+        with _compiling(engine, eager=few), compiled_once(network if epoch == begun else "", report_wait):
             for number in range(1, batches.count + 1):
                 step()
                 listener.images_done(number * batches.samples // batches.count, batches.samples)
@@ -144,7 +154,10 @@ def fit(
                 "The processes of this training have different losses, because a part of the method's loss does not "
                 "reach `self.reduce` or `self.engine.parallel.gather`: run it on one device."
             )
-        progress.add_epoch(batches.samples, time.perf_counter() - start, _momentum(optimiser, parameters))
+        times.append(time.perf_counter() - start)
+        progress.add_epoch(batches.samples, times[-1], _momentum(optimiser, parameters))
+        if (captured or compiled) and len(times) > 1:
+            progress.start_up = start_up + max(0.0, times[0] - min(times[1:]))
         if training.after_epoch is not None:
             training.after_epoch()
         listener.epoch_done(progress)
@@ -170,11 +183,12 @@ def _restore_momentum(
 
 
 @contextmanager
-def _compiling(engine: Engine) -> Iterator[None]:
-    """Turn a missing or failing compiler into a sentence with the remedy."""
+def _compiling(engine: Engine, eager: bool) -> Iterator[None]:
+    """Compile unless `eager`, and turn a missing or failing compiler into a sentence with the remedy."""
+    stance = torch.compiler.set_stance("force_eager") if eager else nullcontext()
     try:
         # all blocks of all networks share one limit; several methods in a process would reach it and go on uncompiled
-        with torch._dynamo.config.patch(recompile_limit=256):
+        with torch._dynamo.config.patch(recompile_limit=256), stance:
             yield
     except torch._dynamo.exc.TorchDynamoException as error:
         if not engine.compile:

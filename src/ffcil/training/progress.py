@@ -18,6 +18,8 @@ class FitProgress:
     """Number of finished epochs."""
     seconds: float = 0.0
     """Training time so far."""
+    start_up: float = 0.0
+    """Seconds among them that a GPU took before it trained at full speed."""
     images: int = 0
     """Number of training images processed so far, repetitions included."""
     loss: float = math.nan

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ffcil.report.analyse.groups import Group, groups_by_schedule
 from ffcil.report.read.records import RunRecord
 
-TIMES = {"training": ("train", "memory"), "testing": ("evaluate",)}
+TIMES = {"training": ("train", "start_up", "memory"), "testing": ("evaluate",)}
 """Reported times, each with the phases of a step that it sums."""
 
 

@@ -29,8 +29,9 @@ CLASSIFIER_NAMES = {
 BOUNDS = {"finetune": "lower", "joint": "upper"}
 """Methods that serve as bounds, for runs that did not store this."""
 
-PHASES = ("train", "memory", "evaluate")
-"""Phases of a step whose time is recorded; `memory` is what follows training: alignment, HA, exemplars."""
+PHASES = ("train", "start_up", "memory", "evaluate")
+"""Phases of a step whose time is recorded. `start_up` is what a GPU takes before it trains at full speed; in runs of
+earlier versions it is in `train`. `memory` is what follows training: alignment, HA, exemplars."""
 
 Seeds = tuple[int, int, int]
 

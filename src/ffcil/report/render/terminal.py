@@ -148,7 +148,7 @@ def _result(metric: Metric, means: PairedMeans | None) -> list[str | Text]:
 
 
 def _times(part: Differences) -> RenderableType:
-    times = {phase: both for phase in PHASES if (both := part.seconds(phase))}
+    times = {phase: both for phase in PHASES if (both := part.seconds(phase)) and (any(both) or phase != "start_up")}
     if not times:
         return _text("There is no time to compare: no pair has two finished runs.", "dim")
     table = _plain_table("Mean seconds per run", ("", "A", "B", "B / A"), 1)
