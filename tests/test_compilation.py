@@ -59,9 +59,13 @@ def learner_of(method: str, compiles: bool = False, **fields: Any) -> Learner:
     return build_learner(config, AUGMENTATION, replace(Engine.create("cpu", config.train), compile=compiles))
 
 
+@pytest.mark.parametrize("folds", [False, True])
 @pytest.mark.parametrize("method", ["icarl", "der"])
-def test_a_resnet_is_compiled_once_trained_and_once_frozen(method: str, counter: Counter) -> None:
+def test_a_resnet_is_compiled_once_trained_and_once_frozen(
+    method: str, folds: bool, counter: Counter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A teacher that is overwritten, and a further frozen extractor, cost no further compilation."""
+    monkeypatch.setattr(Engine, "folds", folds)
     learner = learner_of(method, backbone="resnet32")
     graphs = []
     for increment in small_stream([2, 1, 1]):

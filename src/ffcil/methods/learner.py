@@ -19,6 +19,7 @@ from ffcil.data.ragged import Images
 from ffcil.errors import InputError
 from ffcil.methods.framework import Framework
 from ffcil.methods.parts.feature_cache import FeatureCache
+from ffcil.models.folding import compute_folded
 from ffcil.models.resnet import Backbone, build_backbone
 from ffcil.stream import Increment
 from ffcil.training.batch_norm import synchronise_batch_norm
@@ -325,8 +326,14 @@ class Learner(nn.Module, ABC):
         return network
 
     def frozen_copy(self, network: Part) -> Part:
-        """Copy a network that never changes again: no gradients, evaluation mode, fixed batch-norm statistics."""
-        return self.placed(copy.deepcopy(network)).requires_grad_(False).eval()
+        """Copy a network that never changes again: no gradients, evaluation mode, fixed batch-norm statistics.
+
+        Overwrite it by `load_state_dict` only: on a GPU it computes by a form that is derived from what is loaded, in
+        the engine's precision."""
+        copied = self.placed(copy.deepcopy(network)).requires_grad_(False).eval()
+        if self.engine.folds:
+            compute_folded(copied, self.engine.dtype, self.engine.place)
+        return copied
 
     def over(self, store: Images, rows: Tensor, compute: Callable[[Tensor], Value]) -> Iterator[Value]:
         """Apply `compute` to the images in `rows` of a store, without augmentation, batch by batch."""

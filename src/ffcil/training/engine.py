@@ -82,6 +82,17 @@ class Engine:
     def device(self) -> torch.device:
         return self.fabric.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type in which convolutions and the like compute."""
+        return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
+
+    @property
+    def folds(self) -> bool:
+        """Whether batch norms of frozen networks are folded into convolutions. It changes the rounding, so that a CPU,
+        whose results are bit-equal from version to version, does not do it."""
+        return self.compile
+
     def place(self, module: nn.Module) -> None:
         """Move a module to the device in its fastest memory layout, and compile it if compilation is on."""
         channels_last = torch.channels_last if self.device.type == "cuda" else torch.preserve_format
