@@ -258,7 +258,7 @@ def test_boxes_of_an_epoch_fit_its_images() -> None:
     batches = _ImageBatches(source, torch.device("cpu"), ALONE)
     for seed in range(20):
         batches.start_epoch(seed)
-        sizes = store.sizes[batches.order.repeat(1, 2)]
+        sizes = store.sizes[batches.order]
         assert (batches.draws.box[..., :2] + batches.draws.box[..., 2:] <= sizes).all()
     assert batches.next()[0].shape == (4, 3, 16, 16)
 
