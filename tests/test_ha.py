@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import Make, seeded, small_config, small_stream
 from ffcil.config.settings import HaSettings
@@ -54,6 +55,34 @@ def test_statistics_equal_those_of_numpy() -> None:
         expected = of_class.std(0, ddof=1) if len(of_class) > 1 else np.zeros(4)
         np.testing.assert_allclose(statistics.spreads[label], expected, rtol=1e-4, atol=1e-6)
     assert statistics.means[4].eq(0).all()
+
+
+class LargestTensor(TorchDispatchMode):
+    """The number of elements of the largest result of an operation."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        values = result if isinstance(result, tuple | list) else [result]
+        self.largest = max([self.largest, *(value.numel() for value in values if isinstance(value, Tensor))])
+        return result
+
+
+def test_statistics_of_many_classes_need_no_matrix_of_classes_and_images() -> None:
+    classes, images = 1000, 2000
+    targets = torch.cat([torch.arange(classes), torch.randint(classes, (images - classes,), generator=seeded())])
+    features = torch.randn(images, 4, generator=seeded(1))
+    statistics = ClassStatistics(4)
+    statistics.grow(classes)
+    with LargestTensor() as seen:
+        statistics.remember(features, targets)
+    assert seen.largest < classes * images / 10
+    for label in (0, 63, 64, 500, 999):
+        of_class = features[targets == label].double()
+        torch.testing.assert_close(statistics.means[label].double(), of_class.mean(0), rtol=1e-5, atol=1e-5)
+        expected = of_class.std(0) if len(of_class) > 1 else torch.zeros(4).double()
+        torch.testing.assert_close(statistics.spreads[label].double(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_surrogates_have_the_stored_moments() -> None:

@@ -18,6 +18,17 @@ def test_torch_is_not_imported_without_need() -> None:
     assert done.stdout.strip() == "False"
 
 
+def test_a_plan_of_runs_needs_no_network_library() -> None:
+    """They import torch's compiler, which takes longer than all else."""
+    slow = ["timm", "torchvision", "torch._dynamo", "lightning_fabric"]
+    program = (
+        "import sys, ffcil.studies.execution, ffcil.studies.plan, ffcil.methods, ffcil.runs.run;"
+        f"print([name for name in {slow} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_parts_that_can_be_used_alone() -> None:
     """They import torch and no other module of ffcil."""
     program = (

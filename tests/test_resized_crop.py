@@ -18,6 +18,7 @@ from ffcil.data.image_set import ImageSet
 from ffcil.data.ragged import Images, RaggedImages, flat_pixels, image_sizes, locate
 from ffcil.data.resized_crop import ResizedCrop, resample, resample_one_by_one
 from ffcil.training.batches import ImageSource, _ImageBatches
+from ffcil.training.parallel import ALONE
 from oracles import grey_levels
 
 UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -254,10 +255,10 @@ def test_boxes_of_an_epoch_fit_its_images() -> None:
     store, _ = ragged([(20, 200), (200, 20), (50, 50)])
     images = ImageSet(store, torch.arange(3), ("a", "b", "c"))
     source = ImageSource(images, torch.arange(3), augmentation(16, 20), batch=2, views=2)
-    batches = _ImageBatches(source, torch.device("cpu"))
+    batches = _ImageBatches(source, torch.device("cpu"), ALONE)
     for seed in range(20):
         batches.start_epoch(seed)
-        sizes = store.sizes[batches.order.repeat(1, 2)]
+        sizes = store.sizes[batches.order]
         assert (batches.draws.box[..., :2] + batches.draws.box[..., 2:] <= sizes).all()
     assert batches.next()[0].shape == (4, 3, 16, 16)
 

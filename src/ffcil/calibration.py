@@ -9,7 +9,7 @@ fitted to: of held-out images, or leave-one-out scores of the training images. T
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,6 +26,10 @@ RIDGE = 1e-3
 """Penalty of a logistic regression per row."""
 MOST_ODDS = 50.0
 """Bound on log-odds in a regression. With a single class, for example, they are infinite."""
+SHARP = 1e-6
+"""Penalty on the inverse of a temperature, in units of the mean gap to the highest score."""
+FARTHEST = 1e150
+"""Gap of a score of -inf, whose square is still finite."""
 LIMIT = 12.0
 """Bound on the logarithm of a temperature, in units of the mean gap to the highest score."""
 
@@ -52,24 +56,27 @@ def fit_temperature(scores: Tensor, targets: Tensor) -> float:
     """The temperature T with the smallest negative log-likelihood of `softmax(scores / T)`.
 
     Newton's iteration in log T finds where the derivative is 0. The derivative is monotone, so a step that leaves the
-    interval known to contain the zero is replaced by a bisection. If all highest scores are right, there is no smallest
-    value, and the temperature is tiny.
+    interval known to contain the zero is replaced by a bisection. If all highest scores are right, any lower
+    temperature would be better, so a tiny penalty on 1 / T makes it finite.
 
     Args:
         scores: Scores of images that the classifier was not fitted to, [N, C].
         targets: Their classes, [N], whose scores are finite. Other classes may have the score -inf.
     """
-    total, number = 0.0, 0
-    for (rows,) in _chunks(scores):
+    parts, total, number = [], 0.0, 0
+    for rows, labels in _chunks(scores, targets):
         gaps = _gaps(rows)
         here = gaps.isfinite() & (gaps > 0)
         total, number = total + gaps[here].sum().item(), number + int(here.sum())
+        gaps.clamp_(max=FARTHEST)
+        parts.append((gaps, gaps.gather(1, labels[:, None])[:, 0]))
     scale = total / max(1, number)
     if not scale:  # every row has equal scores
         return 1.0
     low, high, at = -LIMIT, LIMIT, 0.0  # of the logarithm of the sharpness scale / T
     for _ in range(60):
-        slope, change = _derivatives(scores, targets, math.exp(at) / scale)
+        slope, change = _derivatives(parts, math.exp(at) / scale)
+        slope += SHARP * scale
         low, high = (low, at) if slope > 0 else (at, high)
         newton = at - slope / change if change > 0 else math.inf
         following = newton if low < newton < high else (low + high) / 2
@@ -79,19 +86,17 @@ def fit_temperature(scores: Tensor, targets: Tensor) -> float:
     return scale / math.exp(at)
 
 
-def _derivatives(scores: Tensor, targets: Tensor, sharpness: float) -> tuple[float, float]:
+def _derivatives(parts: Sequence[tuple[Tensor, Tensor]], sharpness: float) -> tuple[float, float]:
     """Derivative of the mean negative log-likelihood of softmax(-sharpness * gaps) by the sharpness, and the derivative
-    of that by log(sharpness)."""
+    of that by log(sharpness), from the gaps of all classes [N, C] and of the right class [N] of each part."""
     slope = change = 0.0
-    for rows, labels in _chunks(scores, targets):
-        gaps = _gaps(rows)
-        own = gaps.gather(1, labels[:, None])[:, 0]
-        shares = torch.softmax(-sharpness * gaps, dim=1)
-        gaps.masked_fill_(gaps.isinf(), 0)
-        mean = (shares * gaps).sum(dim=1)
+    for gaps, own in parts:
+        weighted = torch.softmax(-sharpness * gaps, dim=1).mul_(gaps)
+        mean = weighted.sum(dim=1)
         slope += (own - mean).sum().item()
-        change += ((shares * gaps.square()).sum(dim=1) - mean.square()).sum().item() * sharpness
-    return slope / len(scores), change / len(scores)
+        change += (weighted.mul_(gaps).sum(dim=1) - mean.square()).sum().item() * sharpness
+    images = sum(len(own) for _, own in parts)
+    return slope / images, change / images
 
 
 # --- probabilities --------------------------------------------------------------------------------------------------

@@ -14,8 +14,6 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torchvision.transforms import AutoAugment, AutoAugmentPolicy
-from torchvision.transforms import functional as tv
 
 PolicyName = Literal["cifar10", "imagenet", "svhn"]
 Step = tuple[str, float, int | None]
@@ -44,6 +42,8 @@ class Operation(NamedTuple):
 @cache
 def published_policy(name: PolicyName) -> Policy:
     """The published sub-policies of a data set."""
+    from torchvision.transforms import AutoAugment, AutoAugmentPolicy  # It imports torch's compiler, which takes long.
+
     return tuple(AutoAugment(AutoAugmentPolicy(name)).policies)
 
 
@@ -168,6 +168,8 @@ def _source(name: str, magnitude: float, height: int, width: int) -> Tensor | No
 
     torchvision transforms an image whose pixels hold their own index, exact in float32 up to 4096 x 4096 pixels.
     """
+    from torchvision.transforms import functional as tv
+
     moved: Tensor
     numbers = torch.arange(height * width, dtype=torch.float32).view(1, height, width)
     fill = [float(height * width)]

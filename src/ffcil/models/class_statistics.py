@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 RIDGE = 1e-4
 """Constant that `cholesky_factor` and `ridge_deviation` add to every variance."""
+BLOCK = 64
+"""Number of classes whose deviations are computed together."""
 
 
 def cholesky_factor(features: Tensor) -> Tensor:
@@ -92,13 +94,17 @@ class ClassStatistics(ClassMeans):
             self.spreads[label] = self.spread(features[targets == label])
 
     def _remember_deviations(self, features: Tensor, targets: Tensor) -> None:
-        """All classes at once."""
-        classes, position, count = targets.unique(return_inverse=True, return_counts=True)
-        share = (position == torch.arange(len(classes), device=position.device)[:, None]) / count[:, None]  # [C, N]
-        means = share.to(features.dtype) @ features
-        squares = share.to(features.dtype) @ (features - means[position]).square()
-        unbiased = squares * (count / (count - 1).clamp_min(1))[:, None]
-        self.means[classes], self.spreads[classes] = means, unbiased.sqrt()
+        """Many classes at a time, but not all: a product with all of them would need a matrix [classes, images]."""
+        order = targets.argsort(stable=True)
+        classes, counts = targets.unique(return_counts=True)
+        images = [int(some.sum()) for some in counts.split(BLOCK)]
+        for some, count, rows in zip(classes.split(BLOCK), counts.split(BLOCK), order.split(images), strict=True):
+            here, position = features[rows], torch.searchsorted(some, targets[rows])
+            share = (position == torch.arange(len(some), device=position.device)[:, None]) / count[:, None]  # [C, N]
+            means = share.to(here.dtype) @ here
+            squares = share.to(here.dtype) @ (here - means[position]).square()
+            unbiased = squares * (count / (count - 1).clamp_min(1))[:, None]
+            self.means[some], self.spreads[some] = means, unbiased.sqrt()
 
     def draw(self, noise: Tensor, mean_scale: Tensor | None = None) -> Tensor:
         """Features of the first C classes from standard normal noise: [C, n, D] -> [C, n, D].

@@ -1,21 +1,25 @@
-"""Pre-trained networks by name: any of timm, or the embedded ViT, with weights from the hub or from a file."""
+"""Pre-trained networks by name: any of timm, or the embedded ViT, with weights from the hub or from a file.
+
+Functions import timm when they need it: it takes longer than all else that a command without a network imports.
+"""
 
 import logging
 import zipfile
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import timm
 import torch
 from safetensors.torch import load_file
-from timm.models.vision_transformer import VisionTransformer
 
 from ffcil.errors import InputError, unknown
 from ffcil.models.network import FeatureNetwork
 from ffcil.models.vit import ViT, why_not_plain
+
+if TYPE_CHECKING:
+    from timm.models.vision_transformer import VisionTransformer
 
 GLYPH_VIT = "glyph_vit"
 """Name of the embedded backbone, which `scripts/pretrain_glyph_vit.py` pre-trains for images of 32 x 32 pixels."""
@@ -27,6 +31,8 @@ def normalisation_of_weights(name: str) -> tuple[Channels, Channels]:
 
     Without a tag, a name stands for the weights that timm downloads for it.
     """
+    import timm
+
     if name == GLYPH_VIT:
         return (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
     _check_name(name)
@@ -37,8 +43,10 @@ def normalisation_of_weights(name: str) -> tuple[Channels, Channels]:
     return mean, std  # type: ignore[return-value]  # three channels
 
 
-def glyph_vit() -> VisionTransformer:
+def glyph_vit() -> "VisionTransformer":
     """The network with random weights, without classifier: 1.2 million parameters, 128 features, images in [0, 1]."""
+    from timm.models.vision_transformer import VisionTransformer
+
     # Patches of 8 pixels; with 4 pixels, an image would take four times as long on a CPU.
     net = VisionTransformer(
         img_size=32, patch_size=8, embed_dim=128, depth=6, num_heads=4, num_classes=0, dynamic_img_size=True
@@ -88,6 +96,8 @@ def build_vit(name: str, weights: str | None) -> ViT:
 
 def _check_name(name: str) -> None:
     """Check name and tag of a network of timm."""
+    import timm
+
     if not timm.is_model(name):
         raise unknown("backbone", name, [GLYPH_VIT, *timm.list_pretrained(), *timm.list_models()])
     try:
@@ -99,6 +109,8 @@ def _check_name(name: str) -> None:
 
 def _build_timm(name: str, hub: bool) -> Any:
     """Build a network of timm without classifier, with the weights of the hub or random ones."""
+    import timm
+
     _check_name(name)
     try:
         try:
@@ -118,7 +130,7 @@ def _build_timm(name: str, hub: bool) -> Any:
     return net
 
 
-def _load_npz(net: VisionTransformer, path: Path, name: str) -> None:
+def _load_npz(net: "VisionTransformer", path: Path, name: str) -> None:
     """Load an .npz file with timm, which knows its format."""
     try:
         with np.load(path) as arrays:
@@ -135,6 +147,8 @@ def _load_npz(net: VisionTransformer, path: Path, name: str) -> None:
 
 def _load(net: Any, path: Path, name: str) -> None:
     """Load weights of any precision from a file, without those of a classifier."""
+    from timm.models.vision_transformer import VisionTransformer
+
     if not path.is_file():
         raise InputError(f"There is no weights file {str(path)!r}: give an existing file with --set weights=FILE.")
     if path.suffix == ".npz":

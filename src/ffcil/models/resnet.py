@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.models import resnet18 as torchvision_resnet18
 
 from ffcil.errors import unknown
 
@@ -117,8 +116,10 @@ class ResNet18(Backbone):
     """
 
     def __init__(self, stem: str) -> None:
+        from torchvision.models import resnet18  # It imports torch's compiler, which takes long.
+
         super().__init__()
-        net = torchvision_resnet18(weights=None)
+        net = resnet18(weights=None)
         if stem != "7x7":
             net.conv1 = nn.Conv2d(3, 64, 3, 1, 1, bias=False)
             nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")

@@ -1,16 +1,17 @@
 """The plain ViT: each block has two sites for tuners."""
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
-from timm.layers.attention import Attention
-from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from ffcil.models.network import FeatureNetwork, standardised
 from ffcil.models.tuners import Tuning
+
+if TYPE_CHECKING:
+    from timm.models.vision_transformer import Block, VisionTransformer
 
 UNTUNED: Sequence[Tuning] = ()
 
@@ -21,7 +22,7 @@ class ViT(FeatureNetwork):
     `forward` is `read(through(embed(images)))`. A method that shares the lower blocks calls these three itself.
     """
 
-    def __init__(self, net: VisionTransformer) -> None:
+    def __init__(self, net: "VisionTransformer") -> None:
         super().__init__(net)
         self.width, self.depth = int(net.embed_dim), len(net.blocks)
         self._tuned = _tuned
@@ -57,7 +58,7 @@ class ViT(FeatureNetwork):
         """Apply the blocks from `first` up to but not including `last`, with the `tunings` of these blocks."""
         blocks = list(self.net.blocks)[first:last]
         for block, tuning in zip(blocks, tunings or [Tuning()] * len(blocks), strict=True):
-            tokens = self._tuned(cast(Block, block), tokens, tuning)
+            tokens = self._tuned(cast("Block", block), tokens, tuning)
         return tokens
 
     def read(self, tokens: Tensor) -> Tensor:
@@ -68,6 +69,9 @@ class ViT(FeatureNetwork):
 
 def why_not_plain(net: nn.Module) -> str | None:
     """Why tuners cannot be attached to a network of timm; None if they can."""
+    from timm.layers.attention import Attention
+    from timm.models.vision_transformer import Block, VisionTransformer
+
     if not isinstance(net, VisionTransformer) or not all(isinstance(block, Block) for block in net.blocks):
         return f"is not a plain ViT (timm builds it as {type(net).__name__})"
     if any(type(block.attn) is not Attention or getattr(block.attn, "gate", None) is not None for block in net.blocks):
@@ -75,7 +79,7 @@ def why_not_plain(net: nn.Module) -> str | None:
     return None
 
 
-def _tuned(block: Block, tokens: Tensor, tuning: Tuning) -> Tensor:
+def _tuned(block: "Block", tokens: Tensor, tuning: Tuning) -> Tensor:
     """A block of timm with its tuners. Stochastic depth is disabled because the network is frozen."""
     attended = tokens + block.ls1(_attention(block.attn, block.norm1(tokens), tuning))
     out: Tensor = attended + block.ls2(block.mlp(block.norm2(attended)))
