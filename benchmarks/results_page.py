@@ -261,26 +261,29 @@ def fortnight(path: Path) -> str:
     return "\n".join([*lines, ""])
 
 
-def calibration(path: Path) -> str:
-    document = json.loads(path.read_text(encoding="utf-8"))
-    whole, other = document["all_classes"], document["all_classes_against_something_else"]
-    lines = [
-        "## AnyArrival: calibration and unknown classes",
-        "",
-        f"{made_by(document['environment'])}. All classes: accuracy {whole['accuracy']:.1f} %, expected calibration "
-        f"error {whole['expected_calibration_error']:.2f} % on {whole['images']:,} test images. Pictures of something "
-        f"else altogether: AUROC {other['novelty']['auroc']:.1f}, and {other['highest_probability']['auroc']:.1f} by "
-        "the highest probability. Half of the classes unknown:",
-        "",
-        "| seed of the half | AUROC | by the highest probability | called unknown at 5 %: known, unknown images |",
-        "|---|---|---|---|",
-    ]
-    for row in document["halves"]:
-        novelty, plain = row["novelty"], row["highest_probability"]
-        at = novelty["called_unknown_at_5%"]
-        shares = f"{at['known']:.1f} %, {at['unknown']:.1f} %"
-        lines.append(f"| {row['seed']} | {novelty['auroc']:.1f} | {plain['auroc']:.1f} | {shares} |")
-    return "\n".join([*lines, ""])
+def calibration(paths: Sequence[Path]) -> str:
+    lines = ["## AnyArrival: calibration and unknown classes", ""]
+    for path in paths:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        whole, other = document["all_classes"], document.get("all_classes_against_something_else")
+        about = f"{made_by(document['environment'])}. All classes: accuracy {whole['accuracy']:.1f} %, expected "
+        about += f"calibration error {whole['expected_calibration_error']:.2f} % on {whole['images']:,} test images. "
+        if other:
+            about += f"Pictures of something else altogether: AUROC {other['novelty']['auroc']:.1f}, and "
+            about += f"{other['highest_probability']['auroc']:.1f} by the highest probability. "
+        lines += [
+            f"{about}Half of the classes unknown:",
+            "",
+            "| seed of the half | AUROC | by the highest probability | called unknown at 5 %: known, unknown images |",
+            "|---|---|---|---|",
+        ]
+        for row in document["halves"]:
+            novelty, plain = row["novelty"], row["highest_probability"]
+            at = novelty["called_unknown_at_5%"]
+            shares = f"{at['known']:.1f} %, {at['unknown']:.1f} %"
+            lines.append(f"| {row['seed']} | {novelty['auroc']:.1f} | {plain['auroc']:.1f} | {shares} |")
+        lines.append("")
+    return "\n".join(lines)
 
 
 def serving(path: Path) -> str:
@@ -345,6 +348,64 @@ def many_arrivals(path: Path) -> str:
     )
 
 
+def stored_features(path: Path) -> str:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    many = document["many"]
+    lines = [
+        "## Stored features",
+        "",
+        f"{made_by(document['environment'])}. {document['threads']} threads. Seconds of `ffcil run cars-vit-tiny` with "
+        "`features=stored` from an empty cache, and once more:",
+        "",
+        "| method | first run | second run | ratio |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['method']} | {row['first_seconds']:.0f} s | {row['second_seconds']:.1f} s | {row['ratio']:.1f} |"
+        for row in document["again"]
+    ]
+    lines += [
+        "",
+        f"{many['images']:,} made-up images of {many['features']} features, {many['classes']:,} classes in "
+        f"{many['arrivals']} arrivals of AnyArrival (`keep={many['keep']}`), with a test of all classes seen after "
+        f"each; the store takes {many['stored_gib']:.2f} GiB:",
+        "",
+    ]
+    for name in ("first", "second"):
+        one = many[name]
+        lines.append(
+            f"- {name} pass: {one['seconds']:.0f} s, slowest arrival {one['slowest_step_seconds']:.1f} s, peak memory "
+            f"{one['peak_gib']:.1f} GiB, accuracy {one['accuracy']:.1f} %."
+        )
+    return "\n".join([*lines, ""])
+
+
+def growth(path: Path) -> str:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    before, after = document["before"], document["after"]
+    lines = [
+        "## Long and wide runs",
+        "",
+        f"{made_by(document['environment'])}. Every case is a process with at most {document['open_files']} open files "
+        f"on {document['cores']} cores. Three images of each class are trained on, and one is tested. Before: commit "
+        f"{before['commit'][:7]}; after: commit {after['commit'][:7]}. CPU seconds are missing where they were not "
+        "measured.",
+        "",
+        "| case | seconds (CPU) before, after | peak MB before, after | page MB before, after |",
+        "|---|---|---|---|",
+    ]
+    for case in dict.fromkeys([*before["cases"], *after["cases"]]):
+        sides = [some["cases"].get(case, {}) for some in (before, after)]
+        times = [f"{_figure(side, 'seconds')} ({_figure(side, 'cpu_seconds')})" for side in sides]
+        others = [", ".join(_figure(side, key) for side in sides) for key in ("peak_mb", "page_mb")]
+        lines.append(f"| `{case}` | {', '.join(times)} | {' | '.join(others)} |")
+    return "\n".join([*lines, ""])
+
+
+def _figure(case: dict[str, Any], key: str) -> str:
+    return f"{case[key]:,}" if key in case else "–"
+
+
 def made_by(environment: dict[str, Any]) -> str:
     return (
         f"{environment['device']}, torch {environment['torch']}, commit {environment['commit']}: "
@@ -363,10 +424,12 @@ def page() -> str:
         sharing(RESULTS / "sharing.json"),
         packing(RESULTS / "packing.json"),
         fortnight(RESULTS / "fortnight.json"),
-        calibration(RESULTS / "calibration-cars.json"),
+        calibration(sorted(RESULTS.glob("calibration-*.json"))),
         many_arrivals(RESULTS / "many-arrivals.json"),
         serving(RESULTS / "serving.json"),
-        *(classifier_speed(path) for path in RESULTS.glob("classifier-speed.json")),
+        classifier_speed(RESULTS / "classifier-speed.json"),
+        *(stored_features(path) for path in RESULTS.glob("stored-features.json")),
+        growth(RESULTS / "growth.json"),
     ]
     return "\n".join(parts)
 

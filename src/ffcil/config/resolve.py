@@ -2,7 +2,6 @@
 
 import importlib
 from collections.abc import Iterable, Mapping
-from copy import deepcopy
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
@@ -45,9 +44,16 @@ def load_recipe(name: str) -> dict[str, Any]:
         text = (resources.files("ffcil.config.recipes") / f"{name}.yaml").read_text(encoding="utf-8")
     else:
         raise unknown("recipe", name, recipe_names())
-    content = deepcopy(_parsed(f"Recipe {name!r}", text))
+    content = _copied(_parsed(f"Recipe {name!r}", text))
     published = content.get("config") if "records" in content else None
     return published if isinstance(published, dict) else content
+
+
+def _copied(value: Any) -> Any:
+    """A copy of a YAML value, many times as fast as `deepcopy`."""
+    if isinstance(value, dict):
+        return {key: _copied(field) for key, field in value.items()}
+    return [_copied(element) for element in value] if isinstance(value, list) else value
 
 
 _parsed = lru_cache(maxsize=64)(read_yaml)  # A study reads a recipe for each of its runs.
