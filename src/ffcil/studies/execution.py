@@ -10,9 +10,6 @@ from rich.console import Console
 from ffcil.data.sources import load_dataset
 from ffcil.errors import InputError, printable, unknown
 from ffcil.methods import find_method
-from ffcil.report import Contents, compare, load_run, terminal_table, write_page, write_report
-from ffcil.report.read.records import read_runs
-from ffcil.report.render.sensitivity import sensitivity_terminal
 from ffcil.studies.estimate import in_words
 from ffcil.studies.executors.job import LOG, Job
 from ffcil.studies.executors.local import LocalExecutor
@@ -63,6 +60,8 @@ def run_study(plan: Plan, executor: Executor, patience: float | None = None) -> 
 
 def run_demo(method: str, seeds: int, out: Path, assignments: Sequence[str], jobs: int | None) -> None:
     """Run the four settings of the demo on the embedded data set, `jobs` runs at a time; write a table and a page."""
+    from ffcil.report import compare, load_run, terminal_table, write_page
+
     start, console = time.perf_counter(), Console()
     study = narrow(load_study("demo"), methods=[method], seeds=range(seeds), assignments=assignments, called="demo")
     if "dataset" in study.set:
@@ -104,6 +103,10 @@ def _prepare_data(jobs: Iterable[Job]) -> None:
 
 def _write_report(out: Path, title: str, console: Console) -> list[str]:
     """Write what `ffcil report` makes of the study's folder. Return a sentence for every run that cannot be read."""
+    from ffcil.report import Contents, terminal_table, write_report  # A dry run draws nothing and is faster without.
+    from ffcil.report.read.records import read_runs
+    from ffcil.report.render.sensitivity import sensitivity_terminal
+
     runs, damaged = read_runs(out / "runs")
     contents = Contents.from_runs(runs)
     if contents.rows:

@@ -1,6 +1,6 @@
 """`Plan`: a study with its jobs and its folder, and the listing of a dry run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -52,17 +52,19 @@ def print_plan(plan: Plan, executor: Executor) -> None:
     """Print the runs, their state, and the time that they may take according to earlier runs."""
     device = plan.jobs[0].device or ("cuda" if torch.cuda.is_available() else "cpu")
     history = RuntimeHistory([plan.out, Path("runs"), Path("studies")], on_gpu=device != "cpu")
-    lines = [*_table(plan, history), plan.outline(executor), *_time_needed(plan, history, executor)]
+    estimates = {job: history.estimate(job.config) for job in plan.jobs}
+    lines = [*_table(plan, estimates), plan.outline(executor), *_time_needed(plan, estimates, executor)]
     lines += [f"imports the Python code of {file}" for file in plan.study.imports]
     lines += [f"missing: {problem}" for problem in missing_data(plan.jobs)]
     print(printable("\n".join(lines)))
 
 
-def _table(plan: Plan, history: RuntimeHistory) -> list[str]:
-    """Lines of a table. A study may have thousands of runs, for which rich would take seconds."""
+def _table(plan: Plan, estimates: Mapping[Job, float | None]) -> list[str]:
+    """Lines of a table, with the estimated time of each run. A study may have thousands of runs, for which rich would
+    take seconds."""
     rows = [("run", "folder", "state", "time")]
     for job in plan.jobs:
-        state, seconds = read_state(job.folder), history.estimate(job.config)
+        state, seconds = read_state(job.folder), estimates[job]
         progress = f"{len(state.records)} of {len(state.sizes)} steps" if state.sizes else "queued"
         time = in_words(seconds) if seconds else "?"
         rows.append((job.label, job.folder.name, *(("done", "") if state.done else (progress, time))))
@@ -71,14 +73,14 @@ def _table(plan: Plan, history: RuntimeHistory) -> list[str]:
     return [plan.study.title, *lines, *filter(None, [plan.study.about])]
 
 
-def _time_needed(plan: Plan, history: RuntimeHistory, executor: Executor) -> list[str]:
+def _time_needed(plan: Plan, estimates: Mapping[Job, float | None], executor: Executor) -> list[str]:
     """Sentences on the time that the queued runs need, and on those whose time is not known."""
-    estimates = {job: history.estimate(job.config) for job in plan.queued}
-    unknown = [f"{job.config.method} on {job.recipe}" for job, seconds in estimates.items() if seconds is None]
-    left = sum(max(0.0, seconds - read_state(job.folder).seconds) for job, seconds in estimates.items() if seconds)
+    queued = {job: estimates[job] for job in plan.queued}
+    unknown = [f"{job.config.method} on {job.recipe}" for job, seconds in queued.items() if seconds is None]
+    left = sum(max(0.0, seconds - read_state(job.folder).seconds) for job, seconds in queued.items() if seconds)
     lines = []
     if left:
-        parallel = min(executor.slots or 1, len(plan.queued))
+        parallel = min(executor.slots or 1, len(queued))
         lines.append(f"about {in_words(left / parallel)} ({in_words(left)} one after another)")
     if unknown:
         kinds = ", ".join(dict.fromkeys(unknown))
