@@ -24,6 +24,7 @@ from ffcil.classifier.classifier import Classifier
 from ffcil.classifier.history import Change, names_today
 from ffcil.classifier.teaching import teach
 from ffcil.classifier.versions import FOLDER, MODEL, Versions
+from ffcil.commands.upkeep import describe_change
 from ffcil.config.settings import RunConfig
 from ffcil.data.image_set import ImageSet
 from ffcil.errors import InputError
@@ -217,6 +218,17 @@ def test_methods_that_cannot_change_say_so(change: Callable[[Classifier], None])
 
 
 # --- history ------------------------------------------------------------------------------------------------------
+
+
+def test_a_change_of_many_classes_names_some_of_them() -> None:
+    names = [f"class {k}" for k in range(9)]
+    change = {"kind": "learn", "new": names[:3], "gone": [], "images": dict.fromkeys(names, 2)}
+    assert describe_change(change) == (
+        "learn class 0, class 1, class 2; more of class 3, class 4, class 5, class 6 and 2 more"
+    )
+    assert describe_change({**change, "kind": "forget", "gone": names[:4]}) == (
+        "forget class 0, class 1, class 2, class 3"
+    )
 
 
 def test_the_history_counts_images_and_accuracies_of_left_out_images(tmp_path: Path) -> None:

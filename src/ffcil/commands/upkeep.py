@@ -1,6 +1,7 @@
 """`ffcil forget`, `rename`, `correct`, `undo` and `history`: what changes a classifier, and what has changed it."""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,9 @@ import typer
 from ffcil.commands.options import AllowOutside, AsJson, Device, Imports, Model, import_methods
 from ffcil.commands.output import print_json, print_table, stoppable
 from ffcil.errors import printable
+
+NAMED = 4
+"""Most classes of a change that the history names. `--json` has all."""
 
 
 def forget(
@@ -152,13 +156,18 @@ def _table(changes: list[dict[str, Any]], current: int) -> Any:
 
 
 def describe_change(change: dict[str, Any]) -> str:
-    """A change in words."""
-    new, gone = ", ".join(change["new"]), ", ".join(change["gone"])
+    """A change in words. Of many classes, some are named."""
+    new, gone = _some(change["new"]), _some(change["gone"])
     if change["kind"] == "rename":
         return f"rename {gone} to {new}"
     if change["kind"] == "forget":
         return f"forget {gone}"
     if change["kind"] == "correct":
-        return f"correct to {', '.join(change['images'])}"
-    again = ", ".join(name for name in change["images"] if name not in change["new"])
+        return f"correct to {_some(change['images'])}"
+    again = _some([name for name in change["images"] if name not in change["new"]])
     return f"{change['kind']} " + "; ".join(filter(None, (new, again and f"more of {again}")))
+
+
+def _some(names: Iterable[str]) -> str:
+    first, rest = (names := list(names))[:NAMED], len(names) - NAMED
+    return ", ".join(first) + (f" and {rest} more" if rest > 0 else "")
