@@ -365,7 +365,7 @@ def test_a_killed_run_is_resumed(tmp_path: Path, colours: Path, whole: Path, see
     assert counts(tmp_path / "run") == counts(whole)
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_run_killed_at_twenty_moments_on_glyphs_is_resumed(tmp_path: Path) -> None:
     phase = {"epochs": 3}
     settings = small_config(
