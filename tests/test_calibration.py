@@ -283,3 +283,12 @@ def test_the_threshold_keeps_the_rate_of_false_alarms(false_alarms: float) -> No
         )
         assert alarms <= false_alarms * (count + 1) + 1e-6
         assert alarms > false_alarms * (count + 1) - 1 - 1e-6  # and no lower threshold does
+
+
+def test_points_that_are_close_have_finite_gradients() -> None:
+    """HA is trained through the calibration. In single precision these two points would be one."""
+    calibration = Calibration(1.0, odds=(20.0, 20.0 + 1e-6), levels=(1.0, 2.0))
+    scores = torch.tensor([[20.0000005, 0.0], [20.0, 0.0], [30.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    calibration(scores).log().sum().backward()
+    assert scores.grad is not None
+    assert scores.grad.isfinite().all()

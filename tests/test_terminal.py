@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pty
 import signal
@@ -12,7 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 
+from ffcil.commands.output import stoppable
 from ffcil.runs.progress import CompositeListener
 from ffcil.training.progress import Listener
 from studies import write_small_study
@@ -38,13 +41,17 @@ _BUSY = """
 import sys, time
 from ffcil.commands.output import stoppable
 import typer
-try:
+
+app = typer.Typer()
+
+@app.command()
+def command():
     with stoppable():
         while True:
             print("working", file=sys.stderr, flush=True)
             {work}
-except typer.Exit as ended:
-    sys.exit(ended.exit_code)
+
+app()
 """
 
 
@@ -52,6 +59,17 @@ except typer.Exit as ended:
 def test_a_closed_terminal_ends_a_command(work: str) -> None:
     command = [sys.executable, "-c", _BUSY.format(work=work)]
     assert closed_terminal(command, lambda printed: b"working" in printed) == 130
+
+
+def test_a_signal_that_comes_after_a_failed_write_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ffcil.commands.output.leave_terminal", lambda: os.kill(os.getpid(), signal.SIGHUP))
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        with pytest.raises(typer.Exit) as ended, stoppable():
+            raise OSError(errno.EIO, "Input/output error")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert ended.value.exit_code == 130
 
 
 def test_one_listener_cannot_keep_another_from_finishing() -> None:

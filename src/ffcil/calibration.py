@@ -22,12 +22,14 @@ GROUPS = 12
 the same likelihood."""
 LEAST = 25
 """Fewest images for one such point."""
+CLOSE = 1e-6
+"""Log-odds of two such points differ by more, so that the line between them has a slope."""
 RIDGE = 1e-3
 """Penalty of a logistic regression per row."""
 MOST_ODDS = 50.0
 """Bound on log-odds in a regression. With a single class, for example, they are infinite."""
-SHARP = 1e-6
-"""Penalty on the inverse of a temperature, in units of the mean gap to the highest score."""
+FLAT = 1e-12
+"""Derivative of the likelihood that is as good as 0, in units of the mean gap to the highest score."""
 FARTHEST = 1e150
 """Gap of a score of -inf, whose square is still finite."""
 LIMIT = 12.0
@@ -56,8 +58,8 @@ def fit_temperature(scores: Tensor, targets: Tensor) -> float:
     """The temperature T with the smallest negative log-likelihood of `softmax(scores / T)`.
 
     Newton's iteration in log T finds where the derivative is 0. The derivative is monotone, so a step that leaves the
-    interval known to contain the zero is replaced by a bisection. If all highest scores are right, any lower
-    temperature would be better, so a tiny penalty on 1 / T makes it finite.
+    interval known to contain the zero is replaced by a bisection. If all highest scores are right, there is no smallest
+    value, and the iteration ends where lower temperatures are no longer better by anything that matters.
 
     Args:
         scores: Scores of images that the classifier was not fitted to, [N, C].
@@ -76,7 +78,8 @@ def fit_temperature(scores: Tensor, targets: Tensor) -> float:
     low, high, at = -LIMIT, LIMIT, 0.0  # of the logarithm of the sharpness scale / T
     for _ in range(60):
         slope, change = _derivatives(parts, math.exp(at) / scale)
-        slope += SHARP * scale
+        if abs(slope) < FLAT * scale:
+            break
         low, high = (low, at) if slope > 0 else (at, high)
         newton = at - slope / change if change > 0 else math.inf
         following = newton if low < newton < high else (low + high) / 2
@@ -150,12 +153,14 @@ class Calibration:
         if not self.weights:
             return odds
         *weights, constant = self.weights
-        return _evidence(others, odds) @ torch.tensor(weights).to(odds) + constant
+        return _evidence(others, odds) @ torch.tensor(weights, dtype=odds.dtype, device=odds.device) + constant
 
     def _mapped(self, odds: Tensor) -> Tensor:
         if len(self.odds) < 2:
             return torch.full_like(odds, self.levels[0]) if self.odds else odds
-        points, levels = (torch.tensor(values).to(odds) for values in (self.odds, self.levels))
+        points, levels = (
+            torch.tensor(values, dtype=odds.dtype, device=odds.device) for values in (self.odds, self.levels)
+        )
         # the place of `torch.searchsorted`, which ONNX does not have
         after = (points < odds[:, None]).sum(dim=1).clamp(1, len(points) - 1)
         share = ((odds - points[after - 1]) / (points[after] - points[after - 1])).clamp(0, 1)
@@ -224,7 +229,7 @@ def _fit_line(odds: Tensor, right: Tensor) -> tuple[tuple[float, ...], tuple[flo
     for rows in odds.argsort(stable=True).tensor_split(min(GROUPS, len(odds) // LEAST)):
         share, width = (right[rows].sum().item() + 1) / (len(rows) + 2), 1
         point = odds[rows].mean().item()
-        if points and point <= points[-1]:  # odds that are all equal
+        if points and point <= points[-1] + CLOSE:  # odds that are all equal
             continue
         points.append(point)
         while blocks and blocks[-1][0] >= share:  # pool adjacent violators

@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,13 +48,18 @@ def stoppable(remedy: str = "; the same command resumes it") -> Iterator[None]:
         if before[number] is not signal.SIG_IGN:  # nohup ignores SIGHUP, and so does the command then.
             signal.signal(number, handler)
     try:
-        yield
+        try:
+            yield
+        except OSError as error:
+            if error.errno != errno.EIO or error.filename is not None:
+                raise
+            # A write to a closed terminal may fail before the signal comes, which changes nothing any more.
+            with suppress(KeyboardInterrupt):
+                signal.signal(signal.SIGHUP, signal.SIG_IGN)
+                del before[signal.SIGHUP]
+            leave_terminal()
+            raise KeyboardInterrupt from None
     except KeyboardInterrupt:
-        _end(remedy)
-    except OSError as error:
-        if error.errno != errno.EIO or error.filename is not None:
-            raise
-        leave_terminal()  # A write to a closed terminal may fail before the signal comes.
         _end(remedy)
     finally:
         for number, previous in before.items():
