@@ -1,6 +1,7 @@
 """`Study`: a grid of runs in YAML (methods x settings x seeds x any fields), and the jobs that it resolves to."""
 
 import itertools
+import json
 import os
 import re
 from collections import Counter
@@ -232,13 +233,17 @@ class Cell:
         """Name made of all words, whether they vary or not, so that a study that grows finds its earlier runs."""
         return re.sub(r"[^A-Za-z0-9.+-]+", "_", "-".join(self.words))
 
-    def config(self) -> RunConfig:
-        seeds = dict.fromkeys(SEEDS, self.seed)
-        varied = [_nested(field, value) for field, value in self.varied]
-        try:
-            return complete(resolve(self.recipe, seeds, *self.fields, *varied, {"method": self.method}))
-        except InputError as error:
-            raise InputError(f"{' '.join(self.words)}: {error}") from error
+    def config(self, known: dict[str, RunConfig]) -> RunConfig:
+        """The configuration of the run. Of runs that differ only in the seed, one is resolved and kept in `known`."""
+        overrides = (*self.fields, *(_nested(field, value) for field, value in self.varied), {"method": self.method})
+        key = json.dumps([self.recipe, *overrides], sort_keys=True, default=str)
+        if key not in known:
+            try:
+                known[key] = complete(resolve(self.recipe, dict.fromkeys(SEEDS, self.seed), *overrides))
+            except InputError as error:
+                raise InputError(f"{' '.join(self.words)}: {error}") from error
+        seeds = {name: self.seed for name in SEEDS if not any(name in fields for fields in overrides)}
+        return known[key].model_copy(update=seeds)
 
 
 def _nested(field: str, value: Any) -> Any:
@@ -261,8 +266,9 @@ def cells(study: Study) -> Iterator[Cell]:
 def jobs_of(study: Study, out: Path, *, device: str | None = None, logs: Sequence[str] = ()) -> list[Job]:
     """Resolve a study to jobs in `out/runs`. Every name is checked, and equal runs become one job."""
     by_folder: dict[str, tuple[Cell, Job]] = {}
+    known: dict[str, RunConfig] = {}
     for cell in cells(study):
-        config = cell.config()
+        config = cell.config(known)
         run_id = identity(config, cell.data)
         folder = out / "runs" / f"{cell.name}-{run_id}"
         job = Job(run_id, config, folder, cell.recipe, cell.data, device, study.imports, tuple(logs))
