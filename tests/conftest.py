@@ -42,6 +42,8 @@ AUGMENTATION = Augmentation(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), paddin
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests of Ctrl-C would wait for it
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests of a lost terminal would wait for it
 
 
 @pytest.fixture(autouse=True)

@@ -258,3 +258,15 @@ def test_a_parameter_without_a_gradient_does_not_change() -> None:
     fit(training, world.engine, listener=OnEpoch(lambda progress: kept.append(list(progress.momentum))))
     assert torch.equal(idle, torch.ones(3))
     assert all(torch.equal(momentum[-1], torch.zeros(3)) for momentum in kept)
+
+
+def test_the_engine_seeds_like_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+
+    def forbidden() -> None:
+        raise AssertionError("a traceback was made, which takes longer than a short epoch")
+
+    monkeypatch.setattr("traceback.format_stack", forbidden)
+    Engine.create("cpu", small_config().train).seed(5)
+    assert torch.equal(torch.rand(3), expected)

@@ -116,6 +116,13 @@ class Engine:
             guard.fill_uninitialized_memory = before[1]  # type: ignore[attr-defined]
             cudnn.benchmark = before[2]
 
+    def seed(self, seed: int) -> None:
+        """Seed dropout and the like. `torch.manual_seed` would also remember the seed, with a traceback, for every kind
+        of device that is not in use. That can take longer than an epoch on stored features."""
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+
     def autocast(self) -> AbstractContextManager[Any]:
         return self.fabric.autocast()
 

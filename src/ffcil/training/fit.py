@@ -138,7 +138,7 @@ def fit(
     begun, start_up, times = progress.epoch, progress.start_up, list[float]()
     for epoch in range(begun, optimisation.epochs):
         start = time.perf_counter()
-        torch.manual_seed(derive_seed(training.seed, epoch, "inside the network"))  # dropout and the like
+        engine.seed(derive_seed(training.seed, epoch, "inside the network"))
         batches.start_epoch(derive_seed(training.seed, epoch, "batches"))
         set_rates(optimiser, (group.factor * optimisation.rate(epoch) for group in training.groups))
         total.zero_()
