@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, Subset
 
-from conftest import coloured_images, small_config, write_colours
+from conftest import SHORT, coloured_images, small_config, write_colours
 from ffcil.arrivals import given_arrivals
 from ffcil.classifier.classifier import LEARNING, Classifier
 from ffcil.classifier.teaching import teach
@@ -65,7 +65,7 @@ def scores_of_a_stream(config: RunConfig, images: ImageSet, test: ImageSet) -> t
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_learning_step_by_step_equals_a_run(tmp_path: Path, method: str) -> None:
     """The scores are bit-equal, although the classifier is saved and loaded at every step and keeps only exemplars."""
-    config = config_of(method=method, framework="paper")
+    config = config_of(method=method, framework="paper", train=SHORT)
     images, test = coloured_images([10] * sum(SIZES), 1), coloured_images([4] * sum(SIZES), 2)
     classifier = Classifier(config, "cpu")
     for step in parts(images):

@@ -58,8 +58,13 @@ def assert_floors(method: type[Learner], stream: Stream, increment: Increment, s
         check(new[increment.step], 0.5)
 
 
-@pytest.mark.parametrize("framework", ["none", "paper", "flow"])
-@pytest.mark.parametrize("stream", STREAMS)
+HARDEST = ("one class at every step", "one class first", "classes with one image")
+"""Streams in which the parts of the frameworks have the least to work with."""
+
+
+@pytest.mark.parametrize(
+    ("framework", "stream"), [("none", s) for s in STREAMS] + [(f, s) for f in ("paper", "flow") for s in HARDEST]
+)
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_hard_streams(make_learner: Make, method: str, stream: str, framework: str) -> None:
     learner, increments = make_learner(method=method, framework=framework), small_stream(*STREAMS[stream])

@@ -97,10 +97,16 @@ def test_opened_details_draw_their_figures(browser: Any, path: Path) -> None:
     page.close()
 
 
+@pytest.fixture(scope="module")
+def page_of_schedules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("schedules")
+    write_schedules(folder, lambda schedule, framework, seed: 5 + len(schedule))
+    return write_page(load_runs(folder), folder / "report.html")
+
+
 @pytest.mark.parametrize("width", [1280, 390])
-def test_lines_of_arrival_sensitivity_are_drawn(browser: Any, tmp_path: Path, width: int) -> None:
-    write_schedules(tmp_path, lambda schedule, framework, seed: 5 + len(schedule))
-    opened = open_page(browser, write_page(load_runs(tmp_path), tmp_path / "report.html"), width, "light")
+def test_lines_of_arrival_sensitivity_are_drawn(browser: Any, page_of_schedules: Path, width: int) -> None:
+    opened = open_page(browser, page_of_schedules, width, "light")
     page = opened.page
     drawn = page.evaluate(
         "document.querySelector('#sensitivity ~ figure .plot').data.map(trace => [trace.name, trace.y])"

@@ -17,6 +17,7 @@ from torch import Tensor
 from conftest import SHORT, Make, OnEpoch, seeded, small_config, small_stream
 from ffcil.errors import InputError
 from ffcil.methods.cllora import CLLoRA, assumed_spans
+from ffcil.methods.parts import sgd_map
 from ffcil.methods.parts.sgd_map import fit_map
 from ffcil.models.analytic import RIDGES, AnalyticHead
 from ffcil.models.recursive import RecursiveHead, single_precision_errors
@@ -35,6 +36,13 @@ RELEASED = {
 }
 
 
+@pytest.fixture
+def short_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MoAL's map is fitted in 100 epochs instead of 1,000."""
+    monkeypatch.setattr(sgd_map, "OPTIMISATION", replace(sgd_map.OPTIMISATION, epochs=100))
+
+
+@pytest.mark.usefixtures("short_map")
 @pytest.mark.parametrize("stream", STREAMS)
 @pytest.mark.parametrize(("code", "robust"), [*((code, False) for code in RELEASED), ("moal", True), ("cllora", True)])
 def test_hard_streams(make_learner: Make, code: str, stream: str, robust: bool) -> None:
@@ -69,6 +77,7 @@ def test_without_released_a_loss_that_is_not_finite_is_an_error(
                 learner.learn(small_stream([2])[0])
 
 
+@pytest.mark.usefixtures("short_map")
 @pytest.mark.parametrize("method", ["moal", "cllora"])
 def test_a_run_that_collapses_is_recorded_and_resumed(tmp_path: Path, colours: Path, method: str) -> None:
     settings = small_config(

@@ -27,9 +27,24 @@ def check_logs(names: Iterable[str]) -> None:
             raise InputError(f"--log {name} needs the package {name}: pip install 'ffcil[{name}]'.")
 
 
+class TensorBoardLogger:
+    """TensorBoard, in the folder `tensorboard` of a run."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer: Any = SummaryWriter(str(folder / "tensorboard"))
+
+    def log(self, numbers: Mapping[str, float], time: int) -> None:
+        for name, value in numbers.items():
+            self.writer.add_scalar(name, value, time)
+
+    def finish(self) -> None:
+        self.writer.close()
+
+
 class WandbLogger:
-    """Weights & Biases, with the methods of a Fabric logger that are used (Fabric has none). A resumed run keeps its
-    id."""
+    """Weights & Biases. A resumed run keeps its id."""
 
     def __init__(self, folder: Path, config: RunConfig) -> None:
         import wandb
@@ -43,10 +58,10 @@ class WandbLogger:
             config=config.model_dump(mode="json"),
         )
 
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        self.run.log(dict(metrics), step=step)
+    def log(self, numbers: Mapping[str, float], time: int) -> None:
+        self.run.log(dict(numbers), step=time)
 
-    def finalize(self, status: str) -> None:
+    def finish(self) -> None:
         self.run.finish()
 
 
@@ -62,13 +77,8 @@ class RunLogger(Listener):
         self.step = self.epochs = 0
 
     def started(self, folder: str, steps: int, finished: int, epoch: int) -> None:
-        from lightning_fabric.loggers.tensorboard import TensorBoardLogger
-
-        self.logger: TensorBoardLogger | WandbLogger
-        if self.name == "wandb":
-            self.logger = WandbLogger(Path(folder), self.config)
-        else:
-            self.logger = TensorBoardLogger(folder, name="", version="tensorboard")
+        place = Path(folder)
+        self.logger = WandbLogger(place, self.config) if self.name == "wandb" else TensorBoardLogger(place)
 
     def step_started(self, step: int, new: int, seen: int, epochs: int) -> None:
         self.step, self.epochs = step, epochs
@@ -76,17 +86,17 @@ class RunLogger(Listener):
     def epoch_done(self, progress: FitProgress) -> None:
         time = 1000 * (self.step - 1) + 1000 * progress.epoch // max(self.epochs, progress.epoch)
         speed = progress.images_per_second
-        self.logger.log_metrics({"train/loss": progress.loss, "train/images_per_second": speed}, time)
+        self.logger.log({"train/loss": progress.loss, "train/images_per_second": speed}, time)
 
     def step_done(self, record: Mapping[str, Any]) -> None:
         by_group = {f"{group}/{name}": value for group in GROUPS for name, value in record[group].items()}
         seconds = {f"seconds/{phase}": value for phase, value in record["seconds"].items()}
         numbers = {**by_group, **seconds, "classes/new": record["new_classes"], "classes/seen": record["seen_classes"]}
         known = {name: value for name, value in numbers.items() if value is not None}
-        self.logger.log_metrics(known, 1000 * record["step"])
+        self.logger.log(known, 1000 * record["step"])
 
     def finished(self) -> None:
-        self.logger.finalize("success")
+        self.logger.finish()
 
 
 GROUPS = ("accuracy", "old_accuracy", "new_accuracy")

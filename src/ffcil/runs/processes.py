@@ -34,7 +34,7 @@ def in_processes(count: int, work: Work, listener: Listener) -> None:
     """
     # Children are forked from a process that has imported torch and started no thread, so they start fast.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ffcil.runs.run", "lightning_fabric"])
+    context.set_forkserver_preload(["ffcil.runs.run", "torch._dynamo"])
     with ExitStack() as stack:
         meeting = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ffcil-"))) / "meeting"
         stop = stack.enter_context(Stop())

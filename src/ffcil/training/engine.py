@@ -1,11 +1,11 @@
 """`Engine`: the device, the precision and the compilation that training runs with."""
 
-import logging
 import re
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import nn
@@ -16,23 +16,19 @@ from ffcil.training.arithmetic import check_products
 from ffcil.training.compilation import StepsSoFar, keep_code
 from ffcil.training.parallel import ALONE, Parallel
 
-if TYPE_CHECKING:
-    from lightning_fabric import Fabric
-
 Value = TypeVar("Value")
 
 LANES = 4
 """Number of side streams."""
 WARM_UP_STEPS = 3
 """Training steps before a capture, in which cuDNN and the allocator settle."""
-logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # otherwise it logs every requested precision
 
 
 @dataclass(frozen=True)
 class Engine:
     """Device, precision, CUDA graphs and compilation of a training."""
 
-    fabric: "Fabric"
+    device: torch.device
     precision: str
     graph: bool
     compile: bool
@@ -46,9 +42,6 @@ class Engine:
         Of several processes, each has a GPU of its own, from number n on. They exchange numbers within a training step,
         so it is neither captured nor compiled.
         """
-        from lightning_fabric import Fabric  # A third of the time that commands without a training would take.
-        from lightning_fabric.plugins.environments.lightning import LightningEnvironment
-
         if not (match := re.fullmatch(r"(cpu)|(cuda)(?::(\d+))?", device)):
             raise InputError(f"Unknown device {device!r}: choose cpu or cuda.")
         on_gpu, number = match[2] is not None, int(match[3] or 0) + parallel.rank
@@ -64,23 +57,14 @@ class Engine:
             precision = "bfloat16" if on_gpu else "float32"
         if precision == "bfloat16" and not on_gpu:
             raise InputError("train.precision=bfloat16 needs a GPU: set it to auto, or run with --device cuda.")
-        fabric = Fabric(
-            accelerator="cuda" if on_gpu else "cpu",
-            devices=[number] if on_gpu else 1,
-            precision="bf16-mixed" if precision == "bfloat16" else "32-true",
-            plugins=LightningEnvironment(),  # one process, even inside a SLURM job with several tasks
-        )
+        chosen = torch.device("cuda", number) if on_gpu else torch.device("cpu")
         if on_gpu:
-            torch.cuda.set_device(fabric.device)  # streams and graphs are created on the current device
-            check_products(fabric.device)
+            torch.cuda.set_device(chosen)  # streams and graphs are created on the current device
+            check_products(chosen)
         fast = on_gpu and parallel.size == 1
         if fast and settings.compile:
             keep_code()
-        return cls(fabric, precision, fast and settings.graph, fast and settings.compile, parallel)
-
-    @property
-    def device(self) -> torch.device:
-        return self.fabric.device
+        return cls(chosen, precision, fast and settings.graph, fast and settings.compile, parallel)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -124,7 +108,9 @@ class Engine:
             torch.cuda.manual_seed(seed)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        return self.fabric.autocast()
+        """Compute convolutions and the like in the engine's precision; losses stay in single precision."""
+        half = self.precision == "bfloat16"
+        return torch.autocast(self.device.type, torch.bfloat16) if half else nullcontext()
 
     def captured(self, step: Callable[[], None]) -> Callable[[], None]:
         """Return `step` as one CUDA graph that is captured after a few calls and then replayed; without CUDA graphs,
@@ -159,6 +145,11 @@ def _side_stream(device: torch.device, lane: int) -> torch.cuda.Stream:
     return _streams.setdefault((device, lane), torch.cuda.Stream(device))
 
 
+def eager() -> AbstractContextManager[Any]:
+    """Run compiled networks without their compiled code. The compiler, whose import takes seconds, is not imported."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
 @contextmanager
 def evaluating(*modules: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients, and without compiling for batch sizes that only evaluation has."""
@@ -167,7 +158,7 @@ def evaluating(*modules: nn.Module) -> Iterator[None]:
     for module, _ in switched:
         module.eval()
     try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        with torch.no_grad(), eager():
             yield
     finally:
         for module, training in switched:

@@ -117,7 +117,7 @@ def fit(
         with torch.enable_grad():
             value = loss(*batch)
             optimiser.zero_grad(set_to_none=True)
-            engine.fabric.backward(value)
+            value.backward()
         engine.parallel.average_gradients(parameters)
         optimiser.step()
         return value.detach()

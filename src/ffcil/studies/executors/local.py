@@ -62,7 +62,7 @@ class LocalExecutor(Executor):
         self.load = Counter[str]()
         # Children are forked from a process that has imported torch and started no thread, so they start fast.
         self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(["ffcil.studies.executors.job", "lightning_fabric"])
+        self.context.set_forkserver_preload(["ffcil.studies.executors.job", "torch._dynamo"])
 
     def _slots(self, per_gpu: int) -> int:
         """The requested number of runs at a time, or one per core, or by default `per_gpu` on each GPU."""
