@@ -1,7 +1,6 @@
 """`Engine`: the device, the precision and the compilation that training runs with."""
 
 import re
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -145,11 +144,6 @@ def _side_stream(device: torch.device, lane: int) -> torch.cuda.Stream:
     return _streams.setdefault((device, lane), torch.cuda.Stream(device))
 
 
-def eager() -> AbstractContextManager[Any]:
-    """Run compiled networks without their compiled code. The compiler, whose import takes seconds, is not imported."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-
-
 @contextmanager
 def evaluating(*modules: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients, and without compiling for batch sizes that only evaluation has."""
@@ -158,7 +152,7 @@ def evaluating(*modules: nn.Module) -> Iterator[None]:
     for module, _ in switched:
         module.eval()
     try:
-        with torch.no_grad(), eager():
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             yield
     finally:
         for module, training in switched:
