@@ -1,11 +1,13 @@
-"""Time and memory of long and wide runs, and of their reports, as the numbers of steps and classes grow.
+"""Time and memory of long, wide and large runs, and of their reports, as the numbers of steps, classes and images grow.
 
-python benchmarks/growth.py --out results/growth.json
+python benchmarks/growth.py --out results/growth.json --plot docs/images/growth.png
 python benchmarks/growth.py --before OTHER_CHECKOUT --out results/growth.json
 python benchmarks/growth.py --only report-1000-steps
 
 Each case is a process of its own with at most 256 open files. Its peak is the largest resident memory of that process;
 its CPU seconds, unlike its seconds, do not depend on what else the machine does.
+`curve` has the seconds of the steps of a run, from one file of counts to the next, so that training, testing, records and
+checkpoints are in them. `--plot` draws it.
 With `--before`, every case is measured with the code of another checkout first. Cases that are not measured keep what
 the file says of them.
 """
@@ -13,10 +15,13 @@ the file says of them.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import os
 import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,12 +32,16 @@ from typing import Any
 OPEN_FILES = 256
 LIMIT_SECONDS = 3600
 IMAGES = 3
-"""Training images of each class; there is one test image of each class."""
+"""Training images of each class, unless a case says otherwise; there is one test image of each class."""
+POINTS = 100
+"""Largest number of points of a curve; each is a mean over as many steps as it takes."""
 
 RUNS: dict[str, dict[str, Any]] = {
     "run-simplecil-3000-steps": {"method": "simplecil", "classes": 3000, "steps": 3000},
     "run-simplecil-10000-classes": {"method": "simplecil", "classes": 10_000, "steps": 100},
     "run-icarl-10000-classes": {"method": "icarl", "classes": 10_000, "steps": 100, "side": 8},
+    "run-icarl-1000-steps": {"method": "icarl", "classes": 1000, "steps": 1000, "side": 8},
+    "run-icarl-1000000-images": {"method": "icarl", "classes": 100, "steps": 10, "images": 10_000},
 }
 """Real runs from start to end, each followed by the case of its report."""
 INVENTED: dict[str, dict[str, Any]] = {
@@ -42,8 +51,8 @@ INVENTED: dict[str, dict[str, Any]] = {
 """Reports of run folders with invented counts: `images` test images of each class, 70 % of them right."""
 
 
-def case_run(folder: Path, method: str, classes: int, steps: int, side: int = 32) -> None:
-    """Train and test on random images with a side of so many pixels."""
+def case_run(folder: Path, method: str, classes: int, steps: int, side: int = 32, images: int = IMAGES) -> None:
+    """Train on `images` random images of each class, with a side of so many pixels, and test on one of each."""
     import torch
 
     from ffcil.config.resolve import resolve
@@ -55,7 +64,7 @@ def case_run(folder: Path, method: str, classes: int, steps: int, side: int = 32
     generator = torch.Generator().manual_seed(0)
     names = tuple(f"class {k}" for k in range(classes))
 
-    def images(per_class: int) -> ImageSet:
+    def draw(per_class: int) -> ImageSet:
         pixels = torch.randint(0, 256, (classes * per_class, 3, side, side), generator=generator, dtype=torch.uint8)
         return ImageSet(pixels, torch.arange(classes).repeat_interleave(per_class), names)
 
@@ -66,7 +75,35 @@ def case_run(folder: Path, method: str, classes: int, steps: int, side: int = 32
         "memory": {"budget": classes},
         "train": {"batch": 128, "first": once, "later": once},
     }
-    Run(resolve("glyphs", fields), folder, data=DataSet(images(IMAGES), images(1), GLYPHS_AUGMENTATION)).execute()
+    Run(resolve("glyphs", fields), folder, data=DataSet(draw(images), draw(1), GLYPHS_AUGMENTATION)).execute()
+
+
+def curve(folder: Path) -> list[tuple[int, float]]:
+    """Classes seen and mean seconds of a step, along a finished run."""
+    steps = sorted((folder / "counts").iterdir(), key=lambda path: int(path.stem.partition("-")[2]))
+    written = [path.stat().st_mtime for path in steps]
+    seconds = [after - before for before, after in itertools.pairwise(written)]
+    seen = list(itertools.accumulate(json.loads((folder / "arrivals.json").read_text())["sizes"]))[1:]
+    width = math.ceil(len(seconds) / POINTS)
+    return [
+        (seen[min(k + width, len(seen)) - 1], round(statistics.fmean(seconds[k : k + width]), 4))
+        for k in range(0, len(seconds), width)
+    ]
+
+
+def draw(cases: dict[str, Any], path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    curves = {name: case["curve"] for name, case in cases.items() if "curve" in case}
+    figure, panels = plt.subplots(1, len(curves), figsize=(3.1 * len(curves), 3), layout="constrained")
+    for axes, (name, points) in zip(panels, curves.items(), strict=True):
+        axes.plot(*zip(*points, strict=True), marker="." if len(points) < 20 else None)
+        axes.set(xlabel="classes seen", ylim=(0, None))
+        axes.set_title(name.removeprefix("run-").replace("-", " "), fontsize=9)
+        axes.tick_params(labelsize=8)
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("seconds of a step")
+    figure.savefig(path, dpi=150)
 
 
 def write_invented(folder: Path, sizes: list[int], images: int) -> None:
@@ -143,6 +180,8 @@ def measure(source: Path, wanted: list[str], place: Path) -> dict[str, Any]:
         folder.mkdir()
         if name in RUNS:
             measured[name] = child(name, folder, source)
+            if "ended" not in measured[name]:
+                measured[name]["curve"] = curve(folder)
             print(name, measured[name], flush=True)
             name = f"report-of-{name}"
             if "ended" in measured[name.removeprefix("report-of-")]:
@@ -159,6 +198,7 @@ def main() -> None:
     parser.add_argument("--only", choices=[*RUNS, *INVENTED], action="append", help="Measure only this case.")
     parser.add_argument("--before", type=Path, help="Another checkout, which is measured as well.")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--plot", type=Path, help="Draw the curves of --out.")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -184,6 +224,8 @@ def main() -> None:
         from result_file import write_result
 
         write_result(options.out, "cpu", {"open_files": OPEN_FILES, "cores": os.cpu_count(), **measured}, "glyphs")
+    if options.plot:
+        draw(measured["after"]["cases"], options.plot)
 
 
 if __name__ == "__main__":
