@@ -6,8 +6,8 @@ python benchmarks/growth.py --only report-1000-steps
 
 Each case is a process of its own with at most 256 open files. Its peak is the largest resident memory of that process;
 its CPU seconds, unlike its seconds, do not depend on what else the machine does.
-`curve` has the seconds of the steps of a run, from one file of counts to the next, so that training, testing, records and
-checkpoints are in them. `--plot` draws it.
+`curve` has the seconds of the steps of a run, from one file of counts to the next. They include training, testing,
+records and checkpoints. `--plot` draws it.
 With `--before`, every case is measured with the code of another checkout first. Cases that are not measured keep what
 the file says of them.
 """
