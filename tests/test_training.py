@@ -28,6 +28,7 @@ from ffcil.training.seeds import derive_seed
         Phase(epochs=20, learning_rate=0.1, milestones=(6, 12, 17)),
         Phase(epochs=20, learning_rate=0.05, milestones=(3,), decay=0.5),
         Phase(epochs=20, learning_rate=0.1, schedule="cosine"),
+        Phase(epochs=20, learning_rate=0.2, schedule="one-cycle"),
     ],
 )
 def test_learning_rates_equal_those_of_torch(phase: Phase) -> None:
@@ -35,12 +36,22 @@ def test_learning_rates_equal_those_of_torch(phase: Phase) -> None:
     scheduler: torch.optim.lr_scheduler.LRScheduler
     if phase.schedule == "cosine":
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, phase.epochs)
+    elif phase.schedule == "one-cycle":  # 0 would be one epoch before the first and one after the last
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(
+            optimiser, 0.2, 20, pct_start=5 / 20, anneal_strategy="linear", div_factor=5, final_div_factor=16 / 5,
+            cycle_momentum=False,
+        )  # fmt: skip
     else:
         scheduler = torch.optim.lr_scheduler.MultiStepLR(optimiser, list(phase.milestones), phase.decay)
     for epoch in range(phase.epochs):
         assert phase_rate(phase, epoch) == pytest.approx(scheduler.get_last_lr()[0])
         optimiser.step()
         scheduler.step()
+
+
+def test_one_cycle_of_few_epochs_starts_at_its_highest_rate() -> None:
+    rates = [[phase_rate(Phase(epochs=n, schedule="one-cycle"), epoch) for epoch in range(n)] for n in (1, 2, 4)]
+    assert rates == [[0.1], [0.1, 0.05], pytest.approx([0.1, 0.075, 0.05, 0.025])]
 
 
 def test_scaled_phases() -> None:

@@ -21,9 +21,10 @@ class Phase(Settings):
     epochs: PositiveInt
     """Number of epochs."""
     learning_rate: float = Field(0.1, gt=0)
-    """Learning rate of the first epoch."""
-    schedule: Literal["milestones", "cosine"] = "milestones"
-    """Schedule of the learning rate; `cosine` ends at 0."""
+    """Learning rate of the first epoch, or of the highest one if `schedule` is `one-cycle`."""
+    schedule: Literal["milestones", "cosine", "one-cycle"] = "milestones"
+    """Schedule of the learning rate: `milestones`; `cosine`, which ends at 0; `one-cycle`, which rises along a straight
+    line in the first quarter of the epochs and then falls along another to 0."""
     milestones: tuple[PositiveInt, ...] = ()
     """Epochs at which the schedule `milestones` multiplies the learning rate by `decay`."""
     decay: float = Field(0.1, gt=0, le=1)

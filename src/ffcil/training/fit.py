@@ -37,10 +37,20 @@ def cosine_rate(learning_rate: float, period: int, epoch: int) -> float:
     return learning_rate * 0.5 * (1 + math.cos(math.pi * epoch / period))
 
 
+def one_cycle_rate(learning_rate: float, epochs: int, epoch: int) -> float:
+    """Learning rate of an epoch, counted from 0. It rises for a quarter of the epochs and then falls, linearly."""
+    rising = max(1, round(epochs / 4))
+    if epoch < rising:
+        return learning_rate * (epoch + 1) / rising
+    return learning_rate * (epochs - epoch) / (epochs - rising + 1)
+
+
 def phase_rate(phase: Phase, epoch: int) -> float:
     """Learning rate of an epoch, counted from 0, in closed form: resuming needs no scheduler state."""
     if phase.schedule == "cosine":
         return cosine_rate(phase.learning_rate, phase.epochs, epoch)
+    if phase.schedule == "one-cycle":
+        return one_cycle_rate(phase.learning_rate, phase.epochs, epoch)
     return phase.learning_rate * phase.decay ** sum(epoch >= milestone for milestone in phase.milestones)
 
 
