@@ -5,38 +5,33 @@ is bit-equal (on a CPU) to the learner of a `Run` over the same classes in the s
 """
 
 import itertools
-import math
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from ffcil.calibration import expected_calibration_error
+from ffcil.classifier.answering import Answering
 from ffcil.classifier.answers import FALSE_ALARMS, Answer, Description, Guess
 from ffcil.classifier.history import Change, names_today
 from ffcil.classifier.reading import Labelled, never_learned, read_labelled
+from ffcil.classifier.saved_config import changed_config
 from ffcil.classifier.steps import LearningFile, Step
-from ffcil.classifier.unknown import measure_detection
 from ffcil.classifier.versions import MODEL, Retention, Versions, check_model
-from ffcil.config.earlier import renewed
-from ffcil.config.resolve import build_config, merge_overrides
 from ffcil.config.settings import RunConfig
 from ffcil.data.image_set import ImageSet
 from ffcil.data.own_images import DEFAULT_SIZE, own_augmentation
-from ffcil.data.pictures import Frame, Picture, frames, store_frames
-from ffcil.data.placement import place
+from ffcil.data.pictures import Picture, store_frames
 from ffcil.data.ragged import Images, RaggedImages
 from ffcil.errors import InputError, unknown
-from ffcil.methods import METHODS, build_learner, complete, find_method
+from ffcil.methods import build_learner, complete, find_method
 from ffcil.methods.conventional import Conventional
 from ffcil.methods.learner import Learner
 from ffcil.methods.parts.exemplars import exemplars_per_class
-from ffcil.metrics import Confusion
 from ffcil.runs.checkpoint import copied
 from ffcil.runs.run import augmentation_of
 from ffcil.runs.step import learn_step
@@ -45,18 +40,13 @@ from ffcil.stream import Increment
 from ffcil.training.engine import Engine, evaluating
 from ffcil.training.progress import Listener
 
-Value = TypeVar("Value")
 LEARNING = "learning.safetensors"
-CHANGEABLE = ("weights", "memory", "train", "evaluate_batch", "checkpoint_seconds")
-"""Fields of a configuration that may change between two steps, because nothing that was learned depends on them."""
-UNUSED = ("dataset", "arrivals", "class_seed", "arrival_seed")
-"""Fields of a configuration that a classifier does not use."""
 
 
 class Classifier:
     """`classifier.learn("monday/"); classifier.learn("tuesday/"); classifier.predict(["what.jpg"])`
 
-    It does not use the fields of a configuration that are in `UNUSED`.
+    It does not use the fields of a configuration that are in `saved_config.UNUSED`.
     """
 
     def __init__(self, config: RunConfig, device: str | None = None) -> None:
@@ -283,27 +273,7 @@ class Classifier:
         Args:
             false_alarms: Share of images of known classes that may be called unknown; None: no image is.
         """
-        names = self.class_names
-        if not names:
-            raise InputError("The classifier knows no classes yet: teach it some first.")
-        if top < 1:
-            raise InputError(f"top is {top}: it must be at least 1.")
-        limit = math.inf if false_alarms is None else self.learner.novelty_limit(false_alarms)
-        answers: list[Answer | None] = []
-        for batch, store in self._stores(images, skip_bad):
-            scores, novelty = self._open_scores(store)
-            best = scores.softmax(dim=1).topk(min(top, len(names)), dim=1)
-            strange = [None] * len(scores) if novelty is None else novelty.tolist()
-            found = (
-                Answer(
-                    tuple(Guess(names[label], score) for label, score in zip(labels, values, strict=True)),
-                    value,
-                    value is not None and value > limit,
-                )
-                for labels, values, value in zip(best.indices.tolist(), best.values.tolist(), strange, strict=True)
-            )
-            answers += [next(found) if isinstance(frame, Tensor) else None for frame in batch]
-        return answers
+        return self._answering.answer(images, top, false_alarms, skip_bad)
 
     @property
     def usual_false_alarms(self) -> float | None:
@@ -312,22 +282,7 @@ class Classifier:
 
     def describe(self, images: Iterable[Picture], skip_bad: bool = False) -> Description:
         """Scores, novelty and features of images, if the method can compare images."""
-        parts: list[tuple[Tensor, Tensor | None, Tensor]] = []
-        read: list[int] = []
-        number = 0
-        for batch, store in self._stores(images, skip_bad):
-            read += [number + k for k, frame in enumerate(batch) if isinstance(frame, Tensor)]
-            number += len(batch)
-            parts += self._over(store, self.learner.describe)
-        if not parts:
-            raise InputError("There is no image that can be read: give some.")
-        novelty = [value for _, value, _ in parts if value is not None]
-        return Description(
-            tuple(read),
-            torch.cat([scores for scores, _, _ in parts]).cpu(),
-            torch.cat(novelty).cpu() if novelty else None,
-            torch.cat([features for _, _, features in parts]).cpu(),
-        )
+        return self._answering.describe(images, skip_bad)
 
     def unlearned_scores(self, images: Labelled, allow_outside: bool = False) -> tuple[Tensor, Tensor]:
         """Scores [N, classes] of labelled images, not calibrated, as if they had not been learned if the method can do
@@ -362,51 +317,16 @@ class Classifier:
         labelled, true = self._known(read_labelled(images, self.size, allow_outside)[1])
         if not len(labelled):
             raise InputError("There are no images to test on: add some.")
-        names = self.class_names
-        scores, novelty = self._open_scores(labelled.images)
-        table = Confusion.count(true.numpy(), scores.argmax(dim=1).numpy(), len(names))
-        ends = itertools.accumulate(len(step.names) for step in self.steps)
-        by_class = {name: table.accuracy(slice(k, k + 1)) for k, name in enumerate(names)}
-        measured: dict[str, Any] = {
-            "images": len(labelled),
-            "accuracy": table.accuracy(),
-            "calibration_error": 100 * expected_calibration_error(scores.softmax(dim=1), true),
-            "by_step": [
-                table.accuracy(slice(end - len(step.names), end)) for end, step in zip(ends, self.steps, strict=True)
-            ],
-            "by_class": {name: accuracy for name, accuracy in by_class.items() if accuracy is not None},
-        }
-        if unknown is not None:
-            limit = self.learner.novelty_limit(false_alarms)
-            others = self.describe(unknown)
-            if novelty is None or others.novelty is None:
-                raise InputError("There are too few learned images to tell unknown ones: learn more.")
-            detection = measure_detection((scores, novelty), (others.scores, others.novelty), limit)
-            measured["unknown"] = asdict(detection)
-        return measured
+        steps = [len(step.names) for step in self.steps]
+        return self._answering.measure(labelled.images, true, steps, unknown, false_alarms)
 
-    def _stores(self, images: Iterable[Picture], skip_bad: bool) -> Iterator[tuple[list[Frame], Images]]:
-        """Batches of images, and a store of those of each batch that can be read."""
-        for batch in frames(images, self.size, self.config.evaluate_batch, skip_bad):
-            yield batch, store_frames([frame for frame in batch if isinstance(frame, Tensor)], self.size)
+    @property
+    def _answering(self) -> Answering:
+        return Answering(self.learner, self.engine, self.class_names, self.size, self.config.evaluate_batch)
 
     def _scores(self, store: Images) -> Tensor:
         """Scores of the images of a store by the scored classifier, [N, classes] on the CPU."""
-        return self._open_scores(store)[0]
-
-    def _open_scores(self, store: Images) -> tuple[Tensor, Tensor | None]:
-        """These scores, and the novelty of the images [N] if the method knows it."""
-        batches = self._over(store, self.learner.open_scores)
-        scores = torch.cat([torch.empty(0, len(self.class_names)), *(scores.cpu() for scores, _ in batches)])
-        novelty = [value.cpu() for _, value in batches if value is not None]
-        return scores, torch.cat(novelty) if novelty else None
-
-    def _over(self, store: Images, compute: Callable[[Tensor], Value]) -> list[Value]:
-        """Apply `compute` to the images of a store, batch by batch."""
-        learner, device = self.learner, self.engine.device
-        images = place(store, device) if isinstance(store, Tensor) else store.to(device)
-        with self.engine.settled(), evaluating(learner):
-            return list(learner.over(images, torch.arange(len(store)), compute))
+        return self._answering.open_scores(store)[0]
 
     # --- keeping --------------------------------------------------------------------------------------------------
 
@@ -448,32 +368,19 @@ class Classifier:
 
     @classmethod
     def load(cls, folder: str | Path, device: str | None = None, changes: Mapping[str, Any] | None = None) -> Self:
-        """Load what `save` wrote, with nested `changes` to the fields of its configuration that are in `CHANGEABLE`."""
+        """Load what `save` wrote, with nested `changes` to the fields of its configuration that are in
+        `saved_config.CHANGEABLE`."""
         folder = Path(folder)
         check_model(folder)
         state = Versions(folder).read()
-        config = renewed(state["config"])
-        if config["method"] not in METHODS:
-            raise InputError(
-                f"The classifier in {folder} uses method {config['method']!r}, which is not registered: add "
-                "--import FILE."
-            )
-        # both are built, because a classifier of an earlier version lacks fields or has them in another form
-        saved, changed = (build_config(merge_overrides(config, new)) for new in ({}, changes or {}))
-        before, after = (settings.model_dump(mode="json") for settings in (saved, changed))
-        differing = [key for key, value in after.items() if value != before[key]]
-        if fixed := sorted(set(differing) - {*CHANGEABLE, *UNUSED}):
-            raise InputError(
-                f"The {fixed[0]} of the classifier in {folder} cannot change: leave it out, or create a new one; "
-                f"{', '.join(CHANGEABLE)} can change."
-            )
-        classifier = cls(changed, device)
+        config, differs = changed_config(folder, state["config"], changes or {})
+        classifier = cls(config, device)
         classifier.steps = [
             Step(tuple(step["names"]), step["digest"], tuple(step.get("again", ()))) for step in state["steps"]
         ]
         classifier._changes = [Change.restored(change) for change in state.get("changes", [])]
         # a model of a release without versions is its own first one
-        classifier.version, classifier._saved = state.get("version", 1), not differing
+        classifier.version, classifier._saved = state.get("version", 1), not differs
         classifier.retention = Retention(**state.get("retention", {}))
         kept = state["kept"]
         images = kept["images"] if "images" in kept else RaggedImages.packed(kept["pixels"], kept["sizes"])

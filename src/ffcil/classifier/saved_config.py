@@ -1,0 +1,36 @@
+"""The configuration of a saved classifier, and what may change in it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ffcil.config.earlier import renewed
+from ffcil.config.resolve import build_config, merge_overrides
+from ffcil.config.settings import RunConfig
+from ffcil.errors import InputError
+from ffcil.methods import METHODS
+
+CHANGEABLE = ("weights", "memory", "train", "evaluate_batch", "checkpoint_seconds")
+"""Fields of a configuration that may change between two steps, because nothing that was learned depends on them."""
+UNUSED = ("dataset", "arrivals", "class_seed", "arrival_seed")
+"""Fields of a configuration that a classifier does not use."""
+
+
+def changed_config(folder: Path, config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[RunConfig, bool]:
+    """The configuration of the classifier in a folder with nested `changes` to fields in `CHANGEABLE`, and whether it
+    differs from the saved one. A configuration of an earlier version is renewed."""
+    config = renewed(config)
+    if config["method"] not in METHODS:
+        raise InputError(
+            f"The classifier in {folder} uses method {config['method']!r}, which is not registered: add --import FILE."
+        )
+    # both are built, because a classifier of an earlier version lacks fields or has them in another form
+    saved, changed = (build_config(merge_overrides(config, new)) for new in ({}, changes))
+    before, after = (settings.model_dump(mode="json") for settings in (saved, changed))
+    differing = [key for key, value in after.items() if value != before[key]]
+    if fixed := sorted(set(differing) - {*CHANGEABLE, *UNUSED}):
+        raise InputError(
+            f"The {fixed[0]} of the classifier in {folder} cannot change: leave it out, or create a new one; "
+            f"{', '.join(CHANGEABLE)} can change."
+        )
+    return changed, bool(differing)
