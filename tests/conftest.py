@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import signal
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,8 +24,9 @@ from ffcil.config.resolve import resolve
 from ffcil.config.settings import RunConfig
 from ffcil.data.augment import Augmentation
 from ffcil.data.image_set import ImageSet
-from ffcil.methods import Learner, build_learner
+from ffcil.methods import METHODS, Learner, build_learner
 from ffcil.methods.anyarrival import AnyArrival
+from ffcil.models.pretrained import build_network
 from ffcil.stream import Stream
 from ffcil.training.engine import Engine
 from ffcil.training.progress import FitProgress, Listener
@@ -71,8 +74,11 @@ def small_stream(sizes: Sequence[int], per_class: Sequence[int] | None = None) -
 
 
 def small_config(**overrides: Any) -> RunConfig:
-    """Recipe `glyphs` with a training of seconds; `overrides` as for `resolve`."""
-    phase = {"epochs": 6, "learning_rate": 0.05}
+    """Recipe `glyphs` with a training of seconds; `overrides` as for `resolve`.
+
+    A pre-trained network needs fewer epochs than one from scratch."""
+    method = METHODS.get(overrides.get("method", ""))
+    phase = {"epochs": 2 if method and method.pretrained else 4, "learning_rate": 0.05}
     base = {"train": {"batch": 16, "first": phase, "later": phase}, "memory": {"budget": 60}}
     for key, value in overrides.items():
         base[key] = {**base[key], **value} if isinstance(base.get(key), dict) else value
@@ -109,6 +115,11 @@ def pixel_features(monkeypatch: pytest.MonkeyPatch) -> None:
         return torch.nn.functional.pad(images[:, :, ::6, ::6].flatten(1), (0, self.feature_dim - 27))
 
     monkeypatch.setattr(AnyArrival, "features", features)
+    monkeypatch.setattr("ffcil.methods.pretrained.build_network", shared_network)
+
+
+shared_network = functools.cache(build_network)
+"""A frozen network that several learners hold, for tests that do not use it: building it takes long."""
 
 
 def begin_second_step(learner: Learner, sizes: Sequence[int] = (2, 3)) -> Stream:
@@ -143,6 +154,26 @@ def write_colours(root: Path, classes: int = 6, images: int = 12) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{k:04d}.png")
     return root
+
+
+def forked(work: Callable[[], object]) -> int:
+    """Start `work` in a copy of this process, which has imported everything already. Returns its process id."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)  # nothing of pytest runs in the copy
+    return child
+
+
+def status_of(child: int) -> int:
+    """Wait for a process of `forked`. Returns its exit status, negative for a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conftest import AUGMENTATION, Make, coloured_images, seeded, small_config, small_stream
+from conftest import AUGMENTATION, Make, coloured_images, seeded, shared_network, small_config, small_stream
 from ffcil.data.image_set import ImageSet
 from ffcil.errors import InputError
 from ffcil.methods import build_learner
@@ -37,6 +37,13 @@ class Pixels(AnyArrival):
 
     def features(self, images: Tensor) -> Tensor:
         return images[:, :, ::6, ::6].flatten(1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_network() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ffcil.methods.pretrained.build_network", shared_network)
+        yield
 
 
 def pixels_learner(**options: Any) -> Pixels:

@@ -283,7 +283,7 @@ def test_cutout_is_a_square_cut_at_the_borders(side: int) -> None:
 
 def test_the_centre_of_the_hole_is_uniform_over_pixels() -> None:
     augmentation = Augmentation(MEAN, STD, 0, flip=False, brightness=0, auto=True, cutout=1)
-    n = 40_000
+    n = 10_000
     hole = augmentation.draw(n, seeded()).hole
     white = torch.full((1, 3, 5, 4), 255, dtype=torch.uint8)
     got = pixels(augmentation.train(white, torch.zeros(n, dtype=torch.int64), still(n, hole)))

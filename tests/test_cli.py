@@ -320,12 +320,9 @@ def test_a_trace_with_a_label_that_repeats(ffcil: Command, tmp_path: Path) -> No
     assert "'cat'" in done.stderr
 
 
-def test_a_device_that_does_not_exist(tmp_path: Path) -> None:
-    program = (
-        "import torch, sys\ntorch.cuda.is_available = lambda: False\n"
-        "sys.argv = ['ffcil', 'run', 'glyphs', '--device', 'cuda', '--out', 'x']\nfrom ffcil.cli import main\nmain()"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+def test_a_device_that_does_not_exist(ffcil: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    done = ffcil("run", "glyphs", "--device", "cuda", "--out", "x")
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
     assert "Device 'cuda' is not available: run with --device cpu" in done.stderr
 

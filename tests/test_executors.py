@@ -18,7 +18,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from ffcil.cli import app
 from ffcil.errors import InputError
 from ffcil.locks import lock
 from ffcil.methods import METHODS, load_methods
@@ -244,17 +246,29 @@ def mortal_jobs(tmp_path: Path, colours: Path, methods: list[str], death: str = 
     return [replace(job, imports=(str(file),)) for job in jobs]
 
 
-def test_a_killed_child_is_resumed(tmp_path: Path, colours: Path) -> None:
-    """One of two runs is killed. The records equal those of uninterrupted runs."""
-    undisturbed = mortal_jobs(tmp_path / "undisturbed", colours, ["mortal", "icarl"])
-    assert run_jobs(undisturbed, LocalExecutor("cpu", 2), Messages()) == {}
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, colours: Path) -> dict[str, list[dict[str, Any]]]:
+    """Records of uninterrupted runs."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "study"
+    jobs = mortal_jobs(folder, colours, ["mortal", "icarl", "replay"])
+    assert run_jobs(jobs, LocalExecutor("cpu", 2), Messages()) == {}
+    return timeless_records(folder / "out")
 
+
+def check_records(jobs: list[Job], undisturbed: dict[str, list[dict[str, Any]]]) -> None:
+    """The records equal those of uninterrupted runs."""
+    found = timeless_records(jobs[0].folder.parents[1])
+    assert found == {job.folder.name: undisturbed[job.folder.name] for job in jobs}
+
+
+def test_a_killed_child_is_resumed(tmp_path: Path, colours: Path, undisturbed: dict[str, list[dict[str, Any]]]) -> None:
+    """One of two runs is killed."""
     jobs, progress = mortal_jobs(tmp_path / "again", colours, ["mortal", "icarl"]), Messages()
     (tmp_path / "again" / "doom").touch()
     assert run_jobs(jobs, LocalExecutor("cpu", 2), progress) == {}
     assert [text.split("; ")[0] for text in progress.messages] == [f"{jobs[0].label}: killed by SIGKILL"]
     assert "resumed after step 1" in (jobs[0].folder / LOG).read_text()
-    assert timeless_records(tmp_path / "again" / "out") == timeless_records(tmp_path / "undisturbed" / "out")
+    check_records(jobs, undisturbed)
 
 
 def test_the_output_of_a_child_goes_to_its_log(tmp_path: Path, colours: Path) -> None:
@@ -287,26 +301,30 @@ def test_the_last_words_of_a_child_are_reported(tmp_path: Path, colours: Path) -
 
 
 @pytest.mark.faults
-def test_a_child_that_hangs_is_ended_and_resumed(tmp_path: Path, colours: Path) -> None:
-    undisturbed = mortal_jobs(tmp_path / "undisturbed", colours, ["mortal"])
-    assert run_jobs(undisturbed, LocalExecutor("cpu", 1), Messages()) == {}
+def test_a_child_that_hangs_is_ended_and_resumed(
+    tmp_path: Path, colours: Path, undisturbed: dict[str, list[dict[str, Any]]]
+) -> None:
     jobs, progress = mortal_jobs(tmp_path / "again", colours, ["mortal"], "SIGSTOP"), Messages()
     (tmp_path / "again" / "doom").touch()
     assert run_jobs(jobs, LocalExecutor("cpu", 1), progress, patience=10) == {}
     ended, resumed = progress.messages
     assert re.search(r"no progress for 1\d s \(process \d+ on .*; ended$", ended)
     assert re.search(r"killed by SIGKILL; its log ends with .*; resumed$", resumed)
-    assert timeless_records(tmp_path / "again" / "out") == timeless_records(tmp_path / "undisturbed" / "out")
+    check_records(jobs, undisturbed)
 
 
 def test_two_studies_on_one_folder_divide_the_runs(tmp_path: Path, colours: Path) -> None:
-    """Each run is executed once, and both studies succeed."""
+    """Each run is executed once, and both studies succeed. One is a process of its own, the other begins during its
+    first run."""
     study = write_small_study(tmp_path / "small.yaml", colours, epochs=3, seeds=[0, 1])
-    both = [launch(study, tmp_path / "out", "--jobs", "1") for _ in range(2)]
-    for process in both:
-        output, _ = process.communicate()
-        assert process.returncode == 0, output
-        assert "4 of 4 runs done" in output
+    first = launch(study, tmp_path / "out", "--jobs", "1")
+    wait_until(lambda: any(map(is_busy, (tmp_path / "out" / "runs").glob("*"))), first)
+    arguments = ["study", str(study), "--out", str(tmp_path / "out"), "--device", "cpu", "--jobs", "1"]
+    second = CliRunner().invoke(app, arguments)
+    output, _ = first.communicate()
+    for status, told in ((first.returncode, output), (second.exit_code, second.output)):
+        assert status == 0, told
+        assert "4 of 4 runs done" in told
     logs = [path.read_text() for path in (tmp_path / "out" / "runs").glob(f"*/{LOG}")]
     assert len(logs) == 4
     assert [log.count(": 3 steps") for log in logs] == [1] * 4
@@ -362,12 +380,9 @@ def test_an_interrupted_study_leaves_no_process(tmp_path: Path, colours: Path) -
 # --- SLURM --------------------------------------------------------------------------------------------------------
 
 
-def test_slurm_through_submitit(tmp_path: Path, colours: Path) -> None:
+def test_slurm_through_submitit(tmp_path: Path, colours: Path, undisturbed: dict[str, list[dict[str, Any]]]) -> None:
     """With submitit's local executor, a killed job is submitted again, is resumed, and gives the same records."""
     pytest.importorskip("submitit")
-    (first,) = mortal_jobs(tmp_path / "undisturbed", colours, ["mortal"])
-    assert run_jobs([first], LocalExecutor("cpu", 1), Messages()) == {}
-
     (job,), progress = mortal_jobs(tmp_path / "again", colours, ["mortal"]), Messages()
     (tmp_path / "again" / "doom").touch()
     assert run_jobs([job], SlurmExecutor("cpu", 1, {"timeout_min": 5}, cluster="local"), progress) == {}
@@ -375,7 +390,7 @@ def test_slurm_through_submitit(tmp_path: Path, colours: Path) -> None:
     assert message.startswith(f"{job.label}: ")
     assert message.endswith("; resumed")
     assert "resumed after step 1" in (job.folder / LOG).read_text()
-    assert timeless_records(tmp_path / "again" / "out") == timeless_records(tmp_path / "undisturbed" / "out")
+    check_records([job], undisturbed)
 
 
 FAKE_SLURM = {
@@ -404,7 +419,12 @@ cat "$(dirname "$0")/queue"
 }
 
 
-def test_slurm_executes_a_study_as_one_array(tmp_path: Path, colours: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_executes_a_study_as_one_array(
+    tmp_path: Path,
+    colours: Path,
+    undisturbed: dict[str, list[dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pytest.importorskip("submitit")
     (tmp_path / "bin").mkdir()
     for name, text in FAKE_SLURM.items():
@@ -412,12 +432,10 @@ def test_slurm_executes_a_study_as_one_array(tmp_path: Path, colours: Path, monk
         (tmp_path / "bin" / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
 
-    first = mortal_jobs(tmp_path / "here", colours, ["icarl", "replay"])
-    assert run_jobs(first, LocalExecutor("cpu", 2), Messages()) == {}
     jobs = mortal_jobs(tmp_path / "there", colours, ["icarl", "replay"])
     assert run_jobs(jobs, SlurmExecutor("cpu", 5, {}), Messages()) == {}
     assert (tmp_path / "bin" / "submitted").read_text() == "2 2\n"
-    assert timeless_records(tmp_path / "there" / "out") == timeless_records(tmp_path / "here" / "out")
+    check_records(jobs, undisturbed)
     # jobs that an interrupted study submitted and that are in the queue are not submitted again
     again = SlurmExecutor("cpu", None, {}).start_all(jobs)
     assert (tmp_path / "bin" / "submitted").read_text() == "2 2\n"

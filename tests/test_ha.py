@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -189,13 +187,6 @@ def test_the_first_step_may_have_one_class() -> None:
     targets = torch.zeros(3, dtype=torch.int64)
     alignment = HeadAgnosticAlignment(4)
     assert np.isfinite(train_alignment(alignment, torch.randn(3, 4), targets, statistics, 0, lambda f: f[:, :1]))
-
-
-def test_it_can_be_imported_without_the_training_loop() -> None:
-    program = "import sys, ffcil.ha; print(sorted(m for m in sys.modules if m.startswith('ffcil.')))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    expected = ["ffcil.ha", "ffcil.losses", "ffcil.models", "ffcil.models.class_statistics"]
-    assert done.stdout.strip() == str(expected)
 
 
 # --- in a learner ---------------------------------------------------------------------------------------------------

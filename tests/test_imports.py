@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -18,26 +19,35 @@ def test_torch_is_not_imported_without_need() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_a_plan_of_runs_needs_no_network_library() -> None:
-    """They import torch's compiler, which takes longer than all else."""
-    slow = ["timm", "torchvision", "torch._dynamo"]
-    program = (
-        "import sys, ffcil.studies.execution, ffcil.studies.plan, ffcil.methods, ffcil.runs.run;"
-        f"print([name for name in {slow} if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+@pytest.fixture(scope="module")
+def imported() -> list[list[str]]:
+    """Modules of one process after three groups of imports, one after another. Importing torch takes seconds."""
+    groups = [
+        "ffcil.losses, ffcil.alignment, ffcil.calibration, ffcil.comparable",
+        "ffcil.ha",
+        "ffcil.studies.execution, ffcil.studies.plan, ffcil.methods, ffcil.runs.run",
+    ]
+    lines = ["import json, sys", *(f"import {group}; print(json.dumps(list(sys.modules)))" for group in groups)]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_parts_that_can_be_used_alone() -> None:
+def test_parts_that_can_be_used_alone(imported: list[list[str]]) -> None:
     """They import torch and no other module of ffcil."""
-    program = (
-        "import sys, ffcil.losses, ffcil.alignment, ffcil.calibration, ffcil.comparable; "
-        "print(sorted(m for m in sys.modules if m.startswith('ffcil.')))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     modules = ["ffcil.alignment", "ffcil.calibration", "ffcil.comparable", "ffcil.losses"]
-    assert done.stdout.strip() == f"{modules}"
+    assert sorted(name for name in imported[0] if name.startswith("ffcil.")) == modules
+
+
+def test_ha_can_be_imported_without_the_training_loop(imported: list[list[str]]) -> None:
+    added = set(imported[1]) - set(imported[0])
+    expected = ["ffcil.ha", "ffcil.models", "ffcil.models.class_statistics"]
+    assert sorted(name for name in added if name.startswith("ffcil.")) == expected
+
+
+def test_a_plan_of_runs_needs_no_network_library(imported: list[list[str]]) -> None:
+    """They import torch's compiler, which takes longer than all else."""
+    assert "ffcil.studies.plan" in imported[2]
+    assert {"timm", "torchvision", "torch._dynamo"}.isdisjoint(imported[2])
 
 
 def test_every_public_name_exists() -> None:

@@ -31,9 +31,22 @@ def open_page(browser: Any, path: Path, width: int, scheme: str) -> Opened:
     return Opened(browser, path.as_uri(), ".plot .main-svg", width, scheme)
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_page_loads_without_errors_or_further_requests(browser: Any, path: Path, width: int, scheme: str) -> None:
-    opened = open_page(browser, path, width, scheme)
+@pytest.fixture(scope="module")
+def wide(browser: Any, path: Path) -> Opened:
+    """The page on a wide screen, which the tests operate one after another: opening it takes seconds."""
+    return open_page(browser, path, 1280, "light")
+
+
+@pytest.fixture(scope="module")
+def narrow(browser: Any, path: Path) -> Opened:
+    return open_page(browser, path, 390, "dark")
+
+
+@pytest.mark.parametrize(("screen", "width", "scheme"), [("wide", 1280, "light"), ("narrow", 390, "dark")])
+def test_page_loads_without_errors_or_further_requests(
+    request: pytest.FixtureRequest, path: Path, screen: str, width: int, scheme: str
+) -> None:
+    opened = request.getfixturevalue(screen)
     page = opened.page
     assert opened.errors == []
     assert opened.requests == [path.as_uri()]
@@ -43,7 +56,6 @@ def test_page_loads_without_errors_or_further_requests(browser: Any, path: Path,
     assert all(drawn)
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (background == "rgb(255, 255, 255)") == (scheme == "light")
-    page.close()
 
 
 def column(page: Any, table: str, number: int) -> list[str]:
@@ -52,8 +64,8 @@ def column(page: Any, table: str, number: int) -> list[str]:
     )
 
 
-def test_tables_sort_in_both_directions(browser: Any, path: Path) -> None:
-    page = open_page(browser, path, 1280, "light").page
+def test_tables_sort_in_both_directions(wide: Opened) -> None:
+    page = wide.page
     for table, number in (("#main-table", 2), ("table.runs", 4)):
         values = column(page, table, number)
         known = sorted((float(v) for v in values if v), reverse=False)
@@ -67,11 +79,10 @@ def test_tables_sort_in_both_directions(browser: Any, path: Path) -> None:
     for body in page.locator("table.runs tbody").all():
         seeds, folder = body.locator("td").nth(1).inner_text(), body.locator("summary").inner_text()
         assert folder.split(",")[0].endswith(seeds) or folder.startswith("late")
-    page.close()
 
 
-def test_legend_entry_hides_its_lines(browser: Any, path: Path) -> None:
-    page = open_page(browser, path, 1280, "light").page
+def test_legend_entry_hides_its_lines(wide: Opened) -> None:
+    page = wide.page
     plot = page.locator("#methods ~ details[open] .plot").first
     before = plot.evaluate("plot => plot._fullData.filter(trace => trace.visible === true).length")
     plot.locator(".legendtoggle").first.click()
@@ -79,12 +90,10 @@ def test_legend_entry_hides_its_lines(browser: Any, path: Path) -> None:
         "([plot, before]) => plot._fullData.filter(trace => trace.visible === true).length < before",
         arg=[plot.element_handle(), before],
     )
-    page.close()
 
 
-def test_opened_details_draw_their_figures(browser: Any, path: Path) -> None:
-    opened = open_page(browser, path, 1280, "light")
-    page = opened.page
+def test_opened_details_draw_their_figures(wide: Opened) -> None:
+    page = wide.page
     details = page.locator("table.runs details").first
     assert not details.locator("pre").first.is_visible()
     details.locator("summary").click()
@@ -93,8 +102,7 @@ def test_opened_details_draw_their_figures(browser: Any, path: Path) -> None:
     closed = page.locator("details.group:not([open])").first
     closed.locator("summary").first.click()
     page.locator("details.group").nth(1).locator(".plot .main-svg").first.wait_for()
-    assert opened.errors == []
-    page.close()
+    assert wide.errors == []
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +112,9 @@ def page_of_schedules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_page(load_runs(folder), folder / "report.html")
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_lines_of_arrival_sensitivity_are_drawn(browser: Any, page_of_schedules: Path, width: int) -> None:
-    opened = open_page(browser, page_of_schedules, width, "light")
+def test_lines_of_arrival_sensitivity_are_drawn(browser: Any, page_of_schedules: Path) -> None:
+    """On a narrow screen, which the figure must not widen."""
+    opened = open_page(browser, page_of_schedules, 390, "light")
     page = opened.page
     drawn = page.evaluate(
         "document.querySelector('#sensitivity ~ figure .plot').data.map(trace => [trace.name, trace.y])"
@@ -114,20 +122,19 @@ def test_lines_of_arrival_sensitivity_are_drawn(browser: Any, page_of_schedules:
     heights = [5.0 * (5 + len(schedule)) for schedule in SCHEDULES]
     assert [y for _, y in drawn] == [heights] * 6  # two permutations and their mean, for two frameworks
     assert [name for name, _ in drawn if name] == ["none: range 50.00", "flow: range 50.00"]
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert opened.errors == []
     page.close()
 
 
-def test_narrow_screen_shows_one_metric_at_a_time(browser: Any, path: Path) -> None:
-    page = open_page(browser, path, 390, "light").page
+def test_narrow_screen_shows_one_metric_at_a_time(narrow: Opened) -> None:
+    page = narrow.page
     table = page.locator("#main-table")
     shown = [table.locator(f"td.{metric}").first.is_visible() for metric in ("average", "last", "forgetting")]
     assert shown == [True, False, False]
     page.locator('.switch button[data-metric="last"]').first.click()
     shown = [table.locator(f"td.{metric}").first.is_visible() for metric in ("average", "last", "forgetting")]
     assert shown == [False, True, False]
-    page.close()
 
 
 def test_no_text_of_a_run_becomes_a_script(browser: Any, tmp_path: Path) -> None:

@@ -51,7 +51,8 @@ def test_it_makes_classes_compact(make_learner: Make, method: str) -> None:
     increment = small_stream([5])[0]
 
     def spread(weight: float) -> float:
-        learner = make_learner(method=method, centre_weight=weight)
+        six = {"epochs": 6, "learning_rate": 0.05}
+        learner = make_learner(method=method, centre_weight=weight, train={"first": six})
         learner.learn(increment)
         with torch.no_grad():
             images = learner.settings.augmentation.plain(increment.train.images)

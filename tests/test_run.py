@@ -165,7 +165,7 @@ def test_accuracies_come_from_the_counts(whole: Path) -> None:
     assert summary["last"] == curve[-1]
 
 
-@pytest.mark.parametrize("bomb", [{"epochs": k} for k in (1, 5, 6, 7, 13)] + [{"steps": k} for k in (1, 2, 3)], ids=str)
+@pytest.mark.parametrize("bomb", [{"epochs": k} for k in (1, 3, 4, 5, 9)] + [{"steps": k} for k in (1, 2, 3)], ids=str)
 def test_a_resumed_run_ends_like_an_uninterrupted_one(
     tmp_path: Path, colours: Path, whole: Path, bomb: dict[str, int]
 ) -> None:
@@ -179,24 +179,26 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"icarl"}))
 def test_every_method_can_be_resumed(tmp_path: Path, colours: Path, method: str) -> None:
+    """Interrupted between steps or, if later steps train, in the second (twice) and in the third one."""
     settings = config(method=method, framework="paper", train=SHORT)
     trained: list[int] = []
     listener = OnEpoch(lambda progress: trained.append(progress.epoch))
     Run(settings, tmp_path / "whole", data=colours, device="cpu", threads=1, listener=listener).execute()
-    first_step_only = len(trained) <= 2
-    for bomb in (
-        ({"steps": 1}, {"steps": 1}) if first_step_only else ({"epochs": 3}, {"epochs": 2})
-    ):  # Interrupted twice.
+    bombs = [{"epochs": 3}, {"epochs": 2}, {"epochs": 3}]
+    if len(trained) < 6:  # some steps do not train
+        bombs = [{"steps": 1}, {"steps": 1}] if len(trained) <= 2 else bombs[:2]
+    for bomb in bombs:
         with pytest.raises(KeyboardInterrupt):
             Run(settings, tmp_path / "part", data=colours, device="cpu", threads=1, listener=Bomb(**bomb)).execute()
     Run(settings, tmp_path / "part", data=colours, device="cpu", threads=1).execute()
     assert records(tmp_path / "part") == records(tmp_path / "whole")
+    assert counts(tmp_path / "part") == counts(tmp_path / "whole")
 
 
 def test_a_step_without_its_checkpoint_is_repeated(tmp_path: Path, colours: Path, whole: Path) -> None:
     """The run was killed between record and checkpoint, in the middle of a line."""
     with pytest.raises(KeyboardInterrupt):
-        Run(config(), tmp_path, data=colours, device="cpu", threads=1, listener=Bomb(epochs=8)).execute()
+        Run(config(), tmp_path, data=colours, device="cpu", threads=1, listener=Bomb(epochs=6)).execute()
     with (tmp_path / "records.jsonl").open("a") as file:
         file.write('{"step": 2, "new_cla')
     Run(config(), tmp_path, data=colours, device="cpu", threads=1).execute()
@@ -231,7 +233,7 @@ def test_a_mistake_does_not_claim_the_folder(tmp_path: Path, colours: Path) -> N
 
 def test_a_run_is_not_resumed_on_other_images(tmp_path: Path, colours: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        Run(config(), tmp_path / "run", data=colours, device="cpu", threads=1, listener=Bomb(epochs=8)).execute()
+        Run(config(), tmp_path / "run", data=colours, device="cpu", threads=1, listener=Bomb(epochs=6)).execute()
     other = write_colours(tmp_path / "other", images=11)
     with pytest.raises(InputError, match="was started with other images"):
         Run(config(), tmp_path / "run", data=other, device="cpu", threads=1).execute()
@@ -244,7 +246,7 @@ def test_a_run_is_not_resumed_with_a_changed_trace(tmp_path: Path, colours: Path
     trace.write_text("class,time\n" + "".join(f"colour {k},{k}\n" for k in range(6)))
     settings = config(arrivals={"trace": str(trace), "window": 2})
     with pytest.raises(KeyboardInterrupt):
-        Run(settings, tmp_path / "run", data=colours, device="cpu", threads=1, listener=Bomb(epochs=8)).execute()
+        Run(settings, tmp_path / "run", data=colours, device="cpu", threads=1, listener=Bomb(epochs=6)).execute()
     lines = (tmp_path / "run" / "records.jsonl").read_text().splitlines()
     assert json.loads(lines[0])["new_labels"] == ["colour 0", "colour 1"]
     trace.write_text("class,time\n" + "".join(f"colour {k},{-k}\n" for k in range(6)))
@@ -255,7 +257,7 @@ def test_a_run_is_not_resumed_with_a_changed_trace(tmp_path: Path, colours: Path
 @pytest.mark.parametrize("name", ["config.json", "data.json"])
 def test_a_damaged_folder_is_named(tmp_path: Path, colours: Path, name: str) -> None:
     with pytest.raises(KeyboardInterrupt):
-        Run(config(), tmp_path, data=colours, device="cpu", threads=1, listener=Bomb(epochs=8)).execute()
+        Run(config(), tmp_path, data=colours, device="cpu", threads=1, listener=Bomb(epochs=6)).execute()
     path = tmp_path / name
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(InputError, match="is damaged"):
@@ -274,7 +276,7 @@ def test_names_with_odd_characters(tmp_path: Path) -> None:
     (root / "colour 1").rename(root / "line\u2028separator [b]")
     settings = config(arrivals={"sizes": [1, 1]})
     with pytest.raises(KeyboardInterrupt):
-        Run(settings, tmp_path / "run", data=root, device="cpu", threads=1, listener=Bomb(epochs=9)).execute()
+        Run(settings, tmp_path / "run", data=root, device="cpu", threads=1, listener=Bomb(epochs=7)).execute()
     Run(settings, tmp_path / "run", data=root, device="cpu", threads=1).execute()
     assert len(load_run(tmp_path / "run").records) == 2
 

@@ -71,8 +71,8 @@ def foreign(path: Path, data: Path) -> None:
         (lambda path, data: path.write_bytes(b""), "is damaged ("),
         (foreign, "is of another run (it differs in train_seed)"),
         (
-            lambda path, data: shutil.copy(path.with_name("step-0002-epoch-00006.safetensors"), path),
-            "is of another moment (its own name is step-0002-epoch-00006.safetensors)",
+            lambda path, data: shutil.copy(path.with_name("step-0002-epoch-00004.safetensors"), path),
+            "is of another moment (its own name is step-0002-epoch-00004.safetensors)",
         ),
     ],
     ids=["flipped bit", "truncated", "empty", "other seed", "renamed"],
@@ -81,7 +81,7 @@ def test_the_previous_checkpoint_replaces_one_that_cannot_be_used(
     tmp_path: Path, colours: Path, whole: Path, damage: Callable[[Path, Path], Any], reason: str
 ) -> None:
     previous, newest = interrupted(tmp_path / "run", colours, {"steps": 2})
-    assert (previous.name, newest.name) == ("step-0002-epoch-00006.safetensors", "step-0003-epoch-00000.safetensors")
+    assert (previous.name, newest.name) == ("step-0002-epoch-00004.safetensors", "step-0003-epoch-00000.safetensors")
     damage(newest, colours)
     heard = Hears()
     Run(config(), tmp_path / "run", data=colours, device="cpu", threads=1, listener=heard).execute()
@@ -120,7 +120,7 @@ def without_identity(path: Path) -> dict[str, Any]:
 
 
 def test_a_checkpoint_of_an_earlier_version_is_resumed(tmp_path: Path, colours: Path, whole: Path) -> None:
-    *_, newest = interrupted(tmp_path, colours, {"epochs": 8})
+    *_, newest = interrupted(tmp_path, colours, {"epochs": 6})
     without_identity(newest)
     Run(config(), tmp_path, data=colours, device="cpu", threads=1).execute()
     assert records(tmp_path) == records(whole)

@@ -29,8 +29,10 @@ def test_skipped_tests_are_explained_at_the_end(tmp_path: Path, processes: str) 
         "@pytest.mark.slow\n"
         "def test_slow(): pass\n"
     )
-    command = [sys.executable, "-m", "pytest", "-p", "skips", "-n", processes, "-p", "no:cacheprovider"]
+    plugins = [part for name in ("xdist.plugin", "skips", "no:cacheprovider") for part in ("-p", name)]
+    command = [sys.executable, "-m", "pytest", *plugins, "-n", processes]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTEST_ADDOPTS": ""}
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # Other plugins take longer to import than the tests to run.
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stdout
     *_, package, browser, slow, gpu, total = filter(None, done.stdout.splitlines())

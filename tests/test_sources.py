@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
 from pathlib import Path
 
@@ -132,7 +133,8 @@ def test_unknown_names_and_sizes_are_an_error() -> None:
         load_dataset("glyphs", None, 16)
 
 
-def test_small_images_enlarged_for_a_vit() -> None:
+def test_small_images_enlarged_for_a_vit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FFCIL_CACHE", os.environ["FFCIL_CACHE_OF_TESTS"])  # Other tests have drawn it already.
     data = load_dataset("glyphs", None, 64)
     images = data.augmentation.plain(data.test.images, torch.arange(3))
     pictures = [tv.to_pil_image(image) for image in data.test.images[:3]]

@@ -8,8 +8,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from contextlib import closing
@@ -21,7 +19,7 @@ import pytest
 import torch
 from PIL import Image
 
-from conftest import limited_files, small_config
+from conftest import forked, limited_files, small_config, status_of
 from ffcil.data import decoding
 from ffcil.data.cache import cache_folder, cached_folder
 from ffcil.data.decoding import LONGEST, decode
@@ -192,11 +190,9 @@ def pixels(data: DataSet) -> torch.Tensor:
     return data.train.images.pixels
 
 
-_PREPARE = "import sys; from ffcil.data.sources import load_dataset; load_dataset('folder', sys.argv[1], 224)"
-
-
-def preparing(root: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", _PREPARE, str(root)])
+def preparing(root: Path) -> int:
+    """Prepare images in another process. Returns its id."""
+    return forked(lambda: load_dataset("folder", root, 224))
 
 
 def many_photographs(root: Path) -> Path:
@@ -212,10 +208,10 @@ def test_a_killed_preparation_is_resumed(tmp_path: Path, cache: Path, monkeypatc
         two_halves(150 + k % 7, 140).save(saved(root, f"{k:03d}.png"))
     process = preparing(root)
     while not any(path.stat().st_size for path in cache.glob(".images-*/journal.jsonl")):
-        assert process.poll() is None
+        assert os.waitpid(process, os.WNOHANG) == (0, 0)  # it is running
         time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    os.kill(process, signal.SIGKILL)
+    assert status_of(process) == -signal.SIGKILL
     assert not list(cache.glob("images-*"))
     decodings = []
     monkeypatch.setattr(decoding, "decode", lambda *image: decodings.append(image) or decode(*image))
@@ -269,7 +265,7 @@ def test_a_draft_continues_after_its_last_complete_entry(tmp_path: Path, acciden
 def test_two_preparations_at_once_do_not_collide(tmp_path: Path, cache: Path) -> None:
     root = many_photographs(tmp_path / "x")
     first, second = preparing(root), preparing(root)
-    assert (first.wait(), second.wait()) == (0, 0)
+    assert (status_of(first), status_of(second)) == (0, 0)
     assert len(list(cache.iterdir())) == 1
 
 

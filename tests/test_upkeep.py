@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conftest import coloured_images, seeded, small_config
+from conftest import coloured_images, forked, seeded, small_config, status_of
+from ffcil.classifier import versions
 from ffcil.classifier.changing import changing, undo
 from ffcil.classifier.classifier import Classifier
 from ffcil.classifier.history import Change, names_today
@@ -358,30 +358,27 @@ def test_one_process_at_a_time_changes_a_folder(tmp_path: Path) -> None:
 
 # --- kills --------------------------------------------------------------------------------------------------------
 
-PROGRAM = """
-import os, signal, sys
-from pathlib import Path
-from ffcil.classifier import versions
-from ffcil.classifier.changing import changing
 
-def die(*arguments):
-    os.kill(os.getpid(), signal.SIGKILL)
+def forgetting(folder: Path, moment: str) -> None:
+    """Forget a class, and die at a moment."""
 
-if sys.argv[2] == "before the switch":
-    versions.Versions.switch = die
-else:
-    versions._another_name, before = lambda *names: (before(*names), die()), versions._another_name
-with changing(Path(sys.argv[1]), "cpu") as classifier:
-    classifier.forget(["colour 1"])
-"""
+    def die(*arguments: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if moment == "before the switch":
+        Versions.switch = die  # type: ignore[method-assign]
+    else:
+        before = versions._another_name
+        versions._another_name = lambda *names: (before(*names), die())  # type: ignore[assignment, func-returns-value]
+    with changing(folder, "cpu") as classifier:
+        classifier.forget(["colour 1"])
 
 
 @pytest.mark.parametrize("moment", ["before the switch", "before the rename"])
 def test_a_kill_leaves_the_old_version_and_the_next_change_works(tmp_path: Path, moment: str) -> None:
     teach(tmp_path, [pictures()], config_of(), device="cpu")
     before = (tmp_path / MODEL).read_bytes()
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path), moment], capture_output=True, text=True)
-    assert done.returncode == -9, done.stderr
+    assert status_of(forked(lambda: forgetting(tmp_path, moment))) == -signal.SIGKILL
     assert (tmp_path / MODEL).read_bytes() == before
     assert Versions(tmp_path).numbers() == [1, 2]  # the new version is complete, but not the current one
     with changing(tmp_path, "cpu") as classifier:

@@ -125,7 +125,7 @@ class Classifier:
             notes = learn_step(self.learner, increment, listener, stop, save, interval, resume)
             kept = self._keep(increment.train)
         except BaseException:
-            self._restore(before)
+            self._build_again(before)
             raise
         self._kept = kept
         again = tuple(name for name in step.names if name in self.class_names)
@@ -172,7 +172,7 @@ class Classifier:
             notes = self.learn(right, listener=listener)
         except BaseException:
             self.steps, self._changes = steps, changes
-            self._restore(before)
+            self._build_again(before)
             raise
         self._changes[-1] = replace(self._changes[-1], kind="correct")
         return notes
@@ -389,10 +389,14 @@ class Classifier:
         classifier._restore(state["learner"])
         return classifier
 
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the learner as it was after the steps so far."""
+    def _build_again(self, state: Mapping[str, Any]) -> None:
+        """Replace the learner by one as it was after the steps so far."""
         del self.learner  # there may not be enough memory for two of them
         self._build()
+        self._restore(state)
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        """Bring a learner that has just been built to the state after the steps so far."""
         nothing = self._kept.subset(torch.empty(0, dtype=torch.int64)).to(self.engine.device)
         ends = itertools.accumulate(len(step.names) for step in self.steps)
         for number, (end, step) in enumerate(zip(ends, self.steps, strict=True), 1):
