@@ -6,6 +6,7 @@ import itertools
 import json
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,16 @@ def test_other_conditions_get_separate_rows_and_repeated_runs_are_left_out(tmp_p
     assert number is not None
     assert (number.n, number.mean) == (1, pytest.approx(naive("Equ.T", 0, "linear")[0]))
     assert "c repeats a (iCaRL, Equ.T, seed 0) and is left out of every result." in comparison_markdown(rows)
+
+
+def test_runs_of_earlier_versions_join_those_that_do_the_same(tmp_path: Path) -> None:
+    """They lack fields that were added later, and did what one value of each field says."""
+    same: dict[str, Any] = {"features": "computed", "train": {"epochs": 3, "batch_norm": "synchronised"}}
+    for seed, fields in enumerate(({}, same, {"features": "stored"})):
+        write_run(tmp_path / f"{seed}", "FF.org", seed, random_hits("FF.org", seed), classifiers=ONE, **fields)
+    rows = compare(load_runs(tmp_path))
+    found = {row.group.condition["features"]: [run.seeds[0] for run in row.group.runs] for row in rows}
+    assert found == {"computed": [0, 1], "stored": [2]}
 
 
 def test_methods_data_sets_and_numbers_of_steps_get_separate_rows(tmp_path: Path) -> None:

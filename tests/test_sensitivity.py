@@ -43,6 +43,15 @@ def seven(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_schedules(tmp_path_factory.mktemp("seven"), level)
 
 
+def test_schedules_of_earlier_versions_are_in_the_same_row(tmp_path: Path) -> None:
+    """Runs of some schedules have fields that did not exist when the others were made."""
+    write_schedules(tmp_path, level)
+    for folder in tmp_path.glob("jumbled*"):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"features": "computed"}))
+    assert [row.schedules for row in rows_of(tmp_path).values()] == [list(SCHEDULES)] * 4
+
+
 def test_range_and_deviation_agree_with_plain_sums(seven: Path) -> None:
     (table,) = sensitivities(load_runs(seven))
     assert (table.data_label, table.schedules) == ("glyphs, 8 classes", list(SCHEDULES))

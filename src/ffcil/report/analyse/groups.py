@@ -14,6 +14,8 @@ AMOUNTS = {"ha.surrogates", "centre_weight"}
 """Fields of which `Parts` only records whether they are above 0."""
 WITHOUT_EFFECT = {"checkpoint_seconds", "evaluate_batch"}
 """Fields that do not change results."""
+ADDED = {"features": "computed", "train.batch_norm": "synchronised"}
+"""Fields that runs of earlier versions lack, with the value that says what these runs did."""
 ELSEWHERE = {"dataset", "method", "arrivals.classes", "arrivals.steps"}
 """Fields that identify a group by themselves."""
 
@@ -184,7 +186,9 @@ def conditions(run: RunRecord) -> dict[str, Any]:
             return parts.alignment == "diwa"
         return parts.ha if name.startswith("ha.") else not name.startswith("flow.")
 
-    fields = {name: value for name, value in flatten(run.config).items() if applies(name, value)}
+    own = flatten(run.config)
+    earlier = {name: value for name, value in ADDED.items() if name not in own}
+    fields = {name: value for name, value in (own | earlier).items() if applies(name, value)}
     # null in the configuration means a constant, which the run stored, because another version may have another one
     flow = run.method_facts["framework"].get("flow", {})
     return fields | {f"flow.{name}": value for name, value in flow.items() if not isinstance(value, bool)}
