@@ -11,15 +11,16 @@ from ffcil.config.flow import FLOW_PARTS
 from ffcil.config.resolve import describe_fields, parse_assignments, resolve
 from ffcil.config.settings import RunConfig
 from ffcil.errors import InputError
-from ffcil.methods import complete, find_method
+from ffcil.methods import METHODS, complete, find_method
 from ffcil.methods.framework import Framework
 
-OFF = {"adjust": 0.0, "enough": 1, "min_steps": 1, "comparable": False, "shared_ridge": False}
+OFF = {"adjust": 0.0, "enough": 1, "min_steps": 1, "comparable": False, "shared_ridge": False, "whiten": False}
 
 
 def resolved(method: str, **fields: Any) -> Framework:
     learner = find_method(method)
-    return Framework.resolve(small_config(method=method, **fields), learner.own_alignment, learner.pretrained)
+    own = learner.own_alignment, learner.pretrained, learner.compares_means
+    return Framework.resolve(small_config(method=method, **fields), *own)
 
 
 def flow_of(framework: Framework) -> dict[str, Any]:
@@ -43,12 +44,33 @@ def test_flow_adjusts_the_loss_and_does_not_align_conventional_methods(method: s
 
 
 def test_flow_of_pretrained_methods() -> None:
-    made = resolved("cllora", framework="flow")
+    made = resolved("mos", framework="flow")
     on = {name: FLOW_PARTS[name].on for name in ("enough", "min_steps", "comparable", "shared_ridge")}
     assert flow_of(made) == {**OFF, **on}
     assert made.describe() == {"reduction": "mean", "alignment": "none", "ha": False, "flow": on}
     assert on["enough"] > 1
     assert on["min_steps"] > 1
+
+
+def test_flow_whitens_where_features_are_compared_with_class_means() -> None:
+    assert FLOW_PARTS["whiten"].methods == tuple(sorted(n for n, method in METHODS.items() if method.compares_means))
+    for method in FLOW_PARTS["whiten"].methods:
+        made = resolved(method, framework="flow")
+        assert (made.whiten, made.comparable) == (True, False)  # whitened cosines are comparable
+        assert resolved(method, framework="flow", flow={"whiten": False}).comparable
+        assert resolved(method, framework="flow", flow={"comparable": True}).comparable
+        assert not resolved(method, framework="flow", ha={"use": True}).whiten
+        with pytest.raises(InputError, match=r"^flow.whiten=true and ha.use=true exclude each other: "):
+            resolved(method, framework="paper", flow={"whiten": True})
+
+
+def test_runs_that_stored_flow_before_it_whitened_stay_as_they_were() -> None:
+    now = resolve("cars-vit-tiny", {"method": "cllora", "framework": "flow"})
+    stored = now.model_dump(mode="json")
+    del stored["flow"]["whiten"]
+    assert RunConfig.model_validate(stored).flow.whiten is False
+    assert RunConfig.model_validate({**stored, "method": "moal"}).flow.whiten is None  # it has no effect there
+    assert RunConfig.model_validate({**stored, "framework": "none"}).flow.whiten is None
 
 
 @pytest.mark.parametrize(
@@ -79,6 +101,8 @@ def test_each_part_can_be_set_alone(method: str, fields: dict[str, Any], expecte
         ("icarl", "min_steps", 50, "which trains from scratch"),
         ("icarl", "comparable", True, "which trains from scratch"),
         ("icarl", "shared_ridge", True, "which trains from scratch"),
+        ("icarl", "whiten", True, "which trains from scratch"),
+        ("moal", "whiten", True, "which does not compare features with class means"),
     ],
 )
 def test_a_part_for_the_other_kind_of_method_is_an_error(method: str, field: str, value: Any, kind: str) -> None:
@@ -133,6 +157,7 @@ def test_robust_and_framework_that_contradict_are_one_sentence(robust: bool, fra
         ({"method": "icarl", "framework": "paper"}, "6f8d2f601aeb"),
         ({"method": "der", "reduction": "class_wise_mean", "arrivals": {"sizes": [1, 4, 2]}}, "517df7391bd6"),
         ({"method": "simplecil", "framework": "paper", "ha": {"surrogates": 0}}, "6b538843820a"),
+        ({"method": "icarl", "framework": "flow"}, "f78ad52a6e96"),
     ],
 )
 def test_configurations_of_the_earlier_version_keep_their_identity(fields: dict[str, Any], identity: str) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from ffcil.config.flow import FLOW_PARTS
 from ffcil.errors import InputError
 
 _BOOL = TypeAdapter(bool)
@@ -15,15 +16,25 @@ def identity_term(value: Any) -> Any:
     return {True: "sum", False: "none"}[value] if isinstance(value, bool) else value
 
 
+def _lacks_whitening(fields: Mapping[str, Any], flow: Mapping[str, Any]) -> bool:
+    """Whether a run or a classifier stored all parts of `flow` before `whiten` was one of them."""
+    stored = "shared_ridge" in flow and "whiten" not in flow
+    return stored and fields.get("framework") == "flow" and fields.get("method") in FLOW_PARTS["whiten"].methods
+
+
 def renewed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The same settings with `framework` in place of `robust`, where true was `paper` and false was `none`, with
-    `normalise: published` in place of `auto`, and with the present values of `ha.identity`."""
+    `normalise: published` in place of `auto`, with the present values of `ha.identity`, and without the part of `flow`
+    that was not there yet."""
     fields = dict(settings)
     if fields.get("normalise") == "auto":
         fields["normalise"] = "published"
     ha = fields.get("ha")
     if isinstance(ha, Mapping) and "identity" in ha:
         fields["ha"] = {**ha, "identity": identity_term(ha["identity"])}
+    flow = fields.get("flow")
+    if isinstance(flow, Mapping) and _lacks_whitening(fields, flow):
+        fields["flow"] = {**flow, "whiten": False}
     if "robust" not in fields:
         return fields
     given = fields.pop("robust")

@@ -12,6 +12,8 @@ class FlowPart(NamedTuple):
     """Value that leaves the method as it is."""
     pretrained: bool
     """Whether it applies to methods with a pre-trained backbone; else to methods that train from scratch."""
+    methods: tuple[str, ...] = ()
+    """The built-in methods to which it applies, if not to all of the kind: those with `compares_means`."""
 
 
 FLOW_PARTS = {
@@ -20,6 +22,7 @@ FLOW_PARTS = {
     "min_steps": FlowPart(100, 1, pretrained=True),
     "comparable": FlowPart(True, False, pretrained=True),
     "shared_ridge": FlowPart(True, False, pretrained=True),
+    "whiten": FlowPart(True, False, pretrained=True, methods=("aper", "cllora", "ease", "simplecil")),
 }
 """The parts by the name of their field."""
 

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 from ffcil.config.arrivals import AnyArrivals
 from ffcil.config.base import Settings
 from ffcil.config.earlier import identity_term, renewed
-from ffcil.config.flow import meaning_of_null
+from ffcil.config.flow import FLOW_PARTS, meaning_of_null
 
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
@@ -145,10 +145,13 @@ class FlowSettings(Settings):
     )
     comparable: bool | None = None
     """Whether scores from the feature spaces of different steps are standardised before they are compared (CL-LoRA and
-    EASE); null: if `framework` is `flow`."""
+    EASE); null: if `framework` is `flow` and `whiten` is off, because whitened features have comparable cosines."""
     shared_ridge: bool | None = None
     """Whether the held-out errors of all steps so far choose the ridge of an analytic head, again at every step (RanPAC
     and MoAL); null: if `framework` is `flow`."""
+    whiten: bool | None = None
+    """Whether features are compared with class means in the metric of their covariance within classes, which is summed
+    over all images seen (SimpleCIL, APER, CL-LoRA and EASE); null: if `framework` is `flow` and HA is off."""
 
 
 class RunConfig(Settings):
@@ -232,6 +235,9 @@ class RunConfig(Settings):
             content["normalise"] = "auto"
         if self.features == "computed":
             del content["features"]
+        whitens = self.framework == "flow" and self.method in FLOW_PARTS["whiten"].methods
+        if self.flow.whiten is None and "flow" in content and not whitens:
+            del content["flow"]["whiten"]
         if not self.ha.guard:
             del content["ha"]["guard"]
         if self.train.batch_norm == "synchronised":

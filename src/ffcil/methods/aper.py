@@ -11,7 +11,7 @@ from torch import Tensor
 from ffcil.losses import cross_entropy
 from ffcil.methods.learner import LearnerSettings, MethodConfig
 from ffcil.methods.parts.adapters import AdapterConfig
-from ffcil.methods.parts.prototypes import Prototypes
+from ffcil.methods.parts.prototypes import SCALE, Prototypes
 from ffcil.methods.pretrained import Pretrained
 from ffcil.methods.registry import register
 from ffcil.models.heads import GrowingCosine
@@ -33,6 +33,7 @@ class APER(Pretrained):
     Config = AdapterConfig
     config: AdapterConfig
     trains_prototypes = True
+    compares_means = True
     training_only = ("head",)
     fixed_features = True
 
@@ -70,7 +71,7 @@ class APER(Pretrained):
         return self.vit_features(images).repeat(1, 2)
 
     def classify(self, features: Tensor) -> Tensor:
-        return self.prototypes.scores(features)
+        return SCALE * self.similarity(features, self.prototypes.means)
 
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
         self.prototypes.remember(features, targets)

@@ -96,6 +96,7 @@ class CLLoRA(Pretrained):
     Config = CLLoRAConfig
     config: CLLoRAConfig
     trains_prototypes = True
+    compares_means = True
     compares_spaces = True
     training_only = ("head",)
     teacher: Tensor
@@ -248,8 +249,8 @@ class CLLoRA(Pretrained):
         by_step = features.split(self.feature_dim, dim=1)
         spans = pairwise([0, *self.spaces])  # the classes of each space
         scores = [
-            SCALE * cosine(self.aligned(own), self.prototypes.means[first:last])
-            for own, (first, last) in zip(by_step, spans, strict=True)
+            SCALE * self.similarity(self.aligned(own), self.prototypes.means[first:last], space)
+            for space, (own, (first, last)) in enumerate(zip(by_step, spans, strict=True))
         ]
         return torch.cat(scores, dim=1)
 

@@ -67,6 +67,7 @@ class EASE(Pretrained):
     Config = EASEConfig
     config: EASEConfig
     trains_prototypes = True
+    compares_means = True
     compares_spaces = True
     training_only = ("head",)
     prototypes: Tensor
@@ -154,5 +155,11 @@ class EASE(Pretrained):
     def space_scores(self, features: Tensor) -> Tensor:
         """Scaled, weighted cosines of each class over all spaces: [B, T * D] -> [B, classes]"""
         by_step = self.aligned(features.unflatten(1, (-1, self.feature_dim)))  # [B, T, D]
-        weighted = F.normalize(self.prototypes, dim=-1) * self.subspace_weights()[:, :, None]  # [C, T, D]
+        prototypes = self.prototypes  # [C, T, D]
+        if self.whitenings:
+            by_step, prototypes = (
+                torch.stack([white(own) for white, own in zip(self.whitenings, values.unbind(1), strict=True)], dim=1)
+                for values in (by_step, prototypes)
+            )
+        weighted = F.normalize(prototypes, dim=-1) * self.subspace_weights()[:, :, None]
         return SCALE * F.normalize(by_step, dim=-1).flatten(1) @ weighted.flatten(1).mT

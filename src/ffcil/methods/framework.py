@@ -37,9 +37,13 @@ class Framework:
     """Whether scores from the feature spaces of different steps are standardised before they are compared."""
     shared_ridge: bool = False
     """Whether the held-out errors of all steps so far choose the ridge of an analytic head, again at every step."""
+    whiten: bool = False
+    """Whether features are compared with class means in the metric of their covariance within classes."""
 
     @classmethod
-    def resolve(cls, config: RunConfig, own_alignment: str, pretrained: bool = False) -> Self:
+    def resolve(
+        cls, config: RunConfig, own_alignment: str, pretrained: bool = False, compares_means: bool = False
+    ) -> Self:
         """Resolve a configuration for a method whose default alignment is `own_alignment`."""
         reduction, alignment, ha = config.reduction, config.alignment, config.ha.use
         if pretrained and alignment in ("wa", "diwa", "shrunk"):
@@ -58,7 +62,7 @@ class Framework:
             alignment = by_framework.get(config.framework, own_alignment)  # type: ignore[assignment]
         if ha is None:
             ha = paper and pretrained
-        parts = _flow(config, pretrained)
+        parts = _flow(config, pretrained, compares_means, bool(ha))
         return cls(reduction, alignment, config.diwa, config.centre_weight, config.ha if ha else None, **parts)
 
     @property
@@ -89,16 +93,24 @@ class Framework:
         return diwa(weight, increment.seen_before, self.diwa.eta_min, self.diwa.tau)
 
 
-def _flow(config: RunConfig, pretrained: bool) -> dict[str, Any]:
+def _flow(config: RunConfig, pretrained: bool, compares_means: bool, ha: bool) -> dict[str, Any]:
     """Values of the parts of `flow`: as set, or according to `framework` where they apply to this kind of method."""
+    if config.flow.whiten and ha:
+        raise InputError("flow.whiten=true and ha.use=true exclude each other: HA moves features in their own metric.")
     values: dict[str, Any] = {}
     for name, part in FLOW_PARTS.items():
         value, applies = getattr(config.flow, name), part.pretrained == pretrained
+        some_only = applies and bool(part.methods)
+        applies = applies and (compares_means or not part.methods)
         if value is None:
             value = part.on if config.framework == "flow" and applies else part.off
+            value = part.off if name == "whiten" and ha else value
         if value != part.off and not applies:
             kind = "a pre-trained method" if pretrained else "which trains from scratch"
+            kind = "which does not compare features with class means" if some_only else kind
             given = str(value).lower()
             raise InputError(f"flow.{name}={given} is not supported by {config.method!r}, {kind}: leave it at null.")
         values[name] = value
+    if values["whiten"] and config.flow.comparable is None:
+        values["comparable"] = False  # whitened cosines are comparable: those with wrong classes are near 0 everywhere
     return values

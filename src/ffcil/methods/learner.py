@@ -85,6 +85,9 @@ class Learner(nn.Module, ABC):
     trains_prototypes: ClassVar[bool] = False
     """Whether a pre-trained method trains features that it compares with class means or rows by the cosine. The centre
     loss is for such methods, and for all methods with exemplars."""
+    compares_means: ClassVar[bool] = False
+    """Whether a pre-trained method scores classes by cosines of features with class means. `flow.whiten` is for such
+    methods: they compare by `similarity`."""
     takes_known_classes: ClassVar[bool] = False
     """Whether `rows` of a step may have images of known classes too. A step may then have no new class."""
     bound: ClassVar[Literal["lower", "upper"] | None] = None

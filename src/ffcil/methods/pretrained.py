@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,9 +24,11 @@ from ffcil.methods.parts.ha_training import AlignmentTraining
 from ffcil.methods.parts.spaces import WaitingFeatures, space_boundaries, step_of, tuning_steps
 from ffcil.methods.registry import METHODS
 from ffcil.models.analytic import fit_drift
+from ffcil.models.heads import cosine
 from ffcil.models.pretrained import build_network
 from ffcil.models.tuners import Adapters, Tuning
 from ffcil.models.vit import UNTUNED, ViT, why_not_plain
+from ffcil.models.whitening import Whitening
 from ffcil.stream import Increment
 from ffcil.training.fit import Training
 from ffcil.training.seeds import derive_seed
@@ -91,6 +93,8 @@ class Pretrained(Learner):
         self.comparable: ComparableScores | None = None
         if settings.framework.comparable and self.compares_spaces:
             self.comparable = ComparableScores().to(device)
+        self.whitenings = nn.ModuleList()
+        """The metric of each space, if `flow.whiten` is on."""
 
     @cached_property
     def _store(self) -> FeatureStore | None:
@@ -295,6 +299,11 @@ class Pretrained(Learner):
         self.statistics.grow(increment.seen_now)
         if self.comparable is not None:
             self.comparable.grow(len(self.spaces))
+        if self.settings.framework.whiten:
+            new = range(len(self.whitenings), len(self.spaces))
+            self.whitenings.extend(Whitening(self.feature_dim).to(self.engine.device) for _ in new)
+            for whitening in self.whitenings:
+                cast(Whitening, whitening).grow(increment.seen_now)
         if self.settings.framework.centre_weight:  # new centres, because the training of a step moves all features
             self.centres = ClassCentres(increment.seen_now, self.network.feature_dim).to(self.engine.device)
 
@@ -327,17 +336,41 @@ class Pretrained(Learner):
 
     def finish(self, increment: Increment) -> dict[str, Any]:
         features, targets = self.features_to_fit(increment)
+        everywhere = self._features_everywhere(increment)
+        if self.whitenings:
+            self._update_metrics(features, targets, everywhere)
         notes = self.fit_classifier(increment, features, targets)
         if self.ha is not None:
             notes |= self._train_ha(self.ha, increment, features, targets)
         self.statistics.remember(features, targets)
-        if self.comparable is not None:
-            self._observe_scores(self.comparable, increment)
+        if self.comparable is not None and everywhere is not None:
+            self._observe_scores(self.comparable, *everywhere)
         return {"alignment": None, **notes}
 
-    def _observe_scores(self, comparable: ComparableScores, increment: Increment) -> None:
+    def _features_everywhere(self, increment: Increment) -> tuple[Tensor, Tensor] | None:
+        """Features of a step's images in all spaces [N, D of all], and their classes, if parts of flow need them."""
+        in_several = bool(self.whitenings) and len(self.spaces) > 1
+        if self.comparable is None and not in_several:
+            return None
+        return self.extract_features(increment, self.all_features)
+
+    def _update_metrics(self, features: Tensor, targets: Tensor, everywhere: tuple[Tensor, Tensor] | None) -> None:
+        """Add the images of a step to the metric of every space."""
+        *earlier, newest = (cast(Whitening, whitening) for whitening in self.whitenings)
+        newest.add(features, targets)
+        if everywhere is not None:
+            for whitening, own in zip(earlier, everywhere[0].split(self.feature_dim, dim=1), strict=False):
+                whitening.add(own, everywhere[1])
+
+    def similarity(self, features: Tensor, means: Tensor, space: int = -1) -> Tensor:
+        """Cosines of features with class means of a space, in its metric if `flow.whiten` is on: [B, D] -> [B, C]"""
+        if self.whitenings:
+            features, means = self.whitenings[space](features), self.whitenings[space](means)
+        return cosine(features, means)
+
+    def _observe_scores(self, comparable: ComparableScores, features: Tensor, targets: Tensor) -> None:
         """Add the scores of a step's images in all spaces to the statistics of the spaces."""
-        (features, targets), spaces = self.extract_features(increment, self.all_features), self.space_of_classes()
+        spaces = self.space_of_classes()
         for some, classes in zip(features.split(1000), targets.split(1000), strict=True):
             comparable.observe(self.space_scores(some), classes, spaces)
 
@@ -363,6 +396,8 @@ class Pretrained(Learner):
             self.waiting.clear()
             if self.comparable is not None:
                 self.comparable.sums.zero_()
+            for whitening in self.whitenings:
+                cast(Whitening, whitening).restart()
             self.restart()
         return features, targets
 

@@ -58,6 +58,12 @@ def load_methods(path: str) -> None:
         raise InputError(f'{path} registers no method: decorate its learner with @register("name").')
 
 
+def framework_of(config: RunConfig) -> Framework:
+    """The parts of the framework that a configuration turns on for its method."""
+    method = find_method(config.method)
+    return Framework.resolve(config, method.own_alignment, method.pretrained, method.compares_means)
+
+
 def complete(config: RunConfig) -> RunConfig:
     """Check the method's own fields of a configuration, and add defaults that depend on the method."""
     method = find_method(config.method)
@@ -77,7 +83,7 @@ def complete(config: RunConfig) -> RunConfig:
         )
     if not method.pretrained and config.backbone not in BACKBONES:
         raise unknown("backbone", config.backbone, BACKBONES)
-    Framework.resolve(config, method.own_alignment, method.pretrained)  # refuses parts for the other kind of method
+    framework_of(config)  # refuses parts for the other kind of method
     for option in config.options:
         if option not in method.Config.model_fields:
             known = [f"options.{name}" for name in method.Config.model_fields]
@@ -100,7 +106,7 @@ def build_learner(config: RunConfig, augmentation: Augmentation, engine: Engine)
         weights=config.weights,
         memory=config.memory,
         train=config.train.scaled(),
-        framework=Framework.resolve(config, method.own_alignment, method.pretrained),
+        framework=framework_of(config),
         augmentation=augmentation,
         engine=engine,
         seed=config.train_seed,

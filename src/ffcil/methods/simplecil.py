@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ffcil.methods.learner import LearnerSettings, MethodConfig
-from ffcil.methods.parts.prototypes import Prototypes
+from ffcil.methods.parts.prototypes import SCALE, Prototypes
 from ffcil.methods.pretrained import Pretrained
 from ffcil.methods.registry import register
 from ffcil.stream import Increment
@@ -22,6 +22,7 @@ class SimpleCIL(Pretrained):
     paper = "https://arxiv.org/abs/2303.07338"
     trains = False
     any_network = True
+    compares_means = True
     fixed_features = True
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
@@ -36,7 +37,7 @@ class SimpleCIL(Pretrained):
         return self.network_features(images)
 
     def classify(self, features: Tensor) -> Tensor:
-        return self.prototypes.scores(features)
+        return SCALE * self.similarity(features, self.prototypes.means)
 
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
         self.prototypes.remember(features, targets)

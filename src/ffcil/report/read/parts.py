@@ -13,6 +13,7 @@ FLOW_NAMES = {
     "min_steps": "minimum of optimiser steps",
     "comparable": "comparable scores",
     "shared_ridge": "shared ridge",
+    "whiten": "shared metric",
 }
 """Names of the parts of flow in tables."""
 
@@ -37,6 +38,8 @@ class Parts:
     """Whether the centre loss was used."""
     flow: tuple[str, ...] = ()
     """Parts of flow that were on, by the name of their field."""
+    method: str = ""
+    """Name of the method, on which it depends whether a part of flow applies."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any], method: Mapping[str, Any]) -> Self:
@@ -52,6 +55,7 @@ class Parts:
             identity=identity_term(ha.get("identity", "sum")) if use_ha else "none",
             centre=config.get("centre_weight", 0) > 0,
             flow=tuple(name for name in FLOW_PARTS if name in framework.get("flow", {})),
+            method=config.get("method", ""),
         )
 
     @property
@@ -84,12 +88,18 @@ class Parts:
         """`flow` if all its parts that apply to this kind of method are on, `flow without ...` if all but one are."""
         if not self.flow:
             return []
-        missing = [
-            name for name, part in FLOW_PARTS.items() if part.pretrained == self.pretrained and name not in self.flow
-        ]
+        whole = {
+            name
+            for name, part in FLOW_PARTS.items()
+            if part.pretrained == self.pretrained and (not part.methods or self.method in part.methods)
+        }
+        if "whiten" in self.flow:  # it replaces comparable scores
+            whole -= {"comparable"}
+        missing, more = whole.difference(self.flow), [name for name in self.flow if name not in whole]
         if self.aligned or len(missing) > 1:
             return [FLOW_NAMES[name] for name in self.flow]
-        return [f"flow without {FLOW_NAMES[missing[0]]}" if missing else "flow"]
+        flow = f"flow without {FLOW_NAMES[missing.pop()]}" if missing else "flow"
+        return [flow, *(FLOW_NAMES[name] for name in more)]
 
     @property
     def label(self) -> str:
