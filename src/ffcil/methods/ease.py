@@ -156,10 +156,8 @@ class EASE(Pretrained):
         """Scaled, weighted cosines of each class over all spaces: [B, T * D] -> [B, classes]"""
         by_step = self.aligned(features.unflatten(1, (-1, self.feature_dim)))  # [B, T, D]
         prototypes = self.prototypes  # [C, T, D]
-        if self.whitenings:
-            by_step, prototypes = (
-                torch.stack([white(own) for white, own in zip(self.whitenings, values.unbind(1), strict=True)], dim=1)
-                for values in (by_step, prototypes)
-            )
+        if self.whitening is not None:
+            spaces = torch.arange(prototypes.shape[1], device=prototypes.device)
+            by_step, prototypes = self.whitening(by_step, spaces), self.whitening(prototypes, spaces)
         weighted = F.normalize(prototypes, dim=-1) * self.subspace_weights()[:, :, None]
         return SCALE * F.normalize(by_step, dim=-1).flatten(1) @ weighted.flatten(1).mT

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -93,8 +93,8 @@ class Pretrained(Learner):
         self.comparable: ComparableScores | None = None
         if settings.framework.comparable and self.compares_spaces:
             self.comparable = ComparableScores().to(device)
-        self.whitenings = nn.ModuleList()
-        """The metric of each space, if `flow.whiten` is on."""
+        self.whitening = Whitening(width).to(device) if settings.framework.whiten else None
+        """The metric in which features are compared with class means, if `flow.whiten` is on."""
 
     @cached_property
     def _store(self) -> FeatureStore | None:
@@ -299,11 +299,8 @@ class Pretrained(Learner):
         self.statistics.grow(increment.seen_now)
         if self.comparable is not None:
             self.comparable.grow(len(self.spaces))
-        if self.settings.framework.whiten:
-            new = range(len(self.whitenings), len(self.spaces))
-            self.whitenings.extend(Whitening(self.feature_dim).to(self.engine.device) for _ in new)
-            for whitening in self.whitenings:
-                cast(Whitening, whitening).grow(increment.seen_now)
+        if self.whitening is not None and self.compares_spaces:
+            self.whitening.grow(len(self.spaces))
         if self.settings.framework.centre_weight:  # new centres, because the training of a step moves all features
             self.centres = ClassCentres(increment.seen_now, self.network.feature_dim).to(self.engine.device)
 
@@ -337,8 +334,8 @@ class Pretrained(Learner):
     def finish(self, increment: Increment) -> dict[str, Any]:
         features, targets = self.features_to_fit(increment)
         everywhere = self._features_everywhere(increment)
-        if self.whitenings:
-            self._update_metrics(features, targets, everywhere)
+        if self.whitening is not None:
+            self._update_metric(self.whitening, features, targets, everywhere)
         notes = self.fit_classifier(increment, features, targets)
         if self.ha is not None:
             notes |= self._train_ha(self.ha, increment, features, targets)
@@ -349,23 +346,25 @@ class Pretrained(Learner):
 
     def _features_everywhere(self, increment: Increment) -> tuple[Tensor, Tensor] | None:
         """Features of a step's images in all spaces [N, D of all], and their classes, if parts of flow need them."""
-        in_several = bool(self.whitenings) and len(self.spaces) > 1
+        in_several = self.whitening is not None and len(self.whitening.classes) > 1
         if self.comparable is None and not in_several:
             return None
         return self.extract_features(increment, self.all_features)
 
-    def _update_metrics(self, features: Tensor, targets: Tensor, everywhere: tuple[Tensor, Tensor] | None) -> None:
-        """Add the images of a step to the metric of every space."""
-        *earlier, newest = (cast(Whitening, whitening) for whitening in self.whitenings)
-        newest.add(features, targets)
+    def _update_metric(
+        self, metric: Whitening, features: Tensor, targets: Tensor, everywhere: tuple[Tensor, Tensor] | None
+    ) -> None:
+        """Add the images of a step to the metric, in the newest space and, of the same images, in all others."""
+        newest = len(metric.classes) - 1
+        metric.add(features, targets, newest)
         if everywhere is not None:
-            for whitening, own in zip(earlier, everywhere[0].split(self.feature_dim, dim=1), strict=False):
-                whitening.add(own, everywhere[1])
+            for space, own in enumerate(everywhere[0].split(self.feature_dim, dim=1)[:newest]):
+                metric.add(own, everywhere[1], space)
 
-    def similarity(self, features: Tensor, means: Tensor, space: int = -1) -> Tensor:
-        """Cosines of features with class means of a space, in its metric if `flow.whiten` is on: [B, D] -> [B, C]"""
-        if self.whitenings:
-            features, means = self.whitenings[space](features), self.whitenings[space](means)
+    def similarity(self, features: Tensor, means: Tensor, space: int = 0) -> Tensor:
+        """Cosines of features with class means of a space, whitened if `flow.whiten` is on: [B, D] -> [B, C]"""
+        if self.whitening is not None:
+            features, means = self.whitening(features, space), self.whitening(means, space)
         return cosine(features, means)
 
     def _observe_scores(self, comparable: ComparableScores, features: Tensor, targets: Tensor) -> None:
@@ -396,8 +395,8 @@ class Pretrained(Learner):
             self.waiting.clear()
             if self.comparable is not None:
                 self.comparable.sums.zero_()
-            for whitening in self.whitenings:
-                cast(Whitening, whitening).restart()
+            if self.whitening is not None:
+                self.whitening.restart()
             self.restart()
         return features, targets
 

@@ -120,19 +120,28 @@ class Discriminant:
     """Number of images minus number of classes."""
 
     @classmethod
-    @torch.no_grad()
     def of(cls, sums: ClassSums) -> Self:
-        seen = sums.counts > 0
-        freedom = float(sums.counts.sum() - seen.sum())
-        means = sums.means
+        freedom = float(sums.counts.sum() - (sums.counts > 0).sum())
+        return cls.of_scatter(sums.scatter, freedom, sums.means, sums.counts)
+
+    @classmethod
+    @torch.no_grad()
+    def of_scatter(cls, scatter: Tensor, freedom: float, means: Tensor, counts: Tensor | None = None) -> Self:
+        """From the scatter within classes [D, D] of `freedom` images more than classes, and the class means [C, D].
+
+        Args:
+            counts: Number of images of each class, [C]; None: all have some.
+        """
+        counts = torch.ones_like(means[:, 0]) if counts is None else counts
+        seen = counts > 0
         centre = means[seen].mean(dim=0)
-        covariance = sums.scatter / max(freedom, 1)
+        covariance = scatter / max(freedom, 1)
         deviations = _deviations(covariance.diagonal(), means[seen], freedom)
         covariance = covariance / deviations / deviations[:, None]
         if not freedom:  # no class has two images: all features count alike
             covariance = torch.eye(len(deviations)).to(deviations)
         standard = torch.where(seen[:, None], (means - centre) / deviations, 0)
-        return cls(centre, deviations, covariance, standard, sums.counts, freedom)
+        return cls(centre, deviations, covariance, standard, counts, freedom)
 
     @torch.no_grad()
     def linear(self, shrinkage: float) -> tuple[Tensor, Tensor]:

@@ -3,14 +3,15 @@
 Images of one class differ much in some directions of the feature space and little in others. A difference in the
 former says little about the class. So features are whitened before they are compared: their covariance within classes
 becomes the identity. The covariance is summed over all images seen so far, whatever their step. A class that arrives
-alone is compared in the metric of all others, and the number of steps has no effect.
+alone is compared in the metric of all others, and the cut of the stream into steps has no effect.
 
 In your own loop, with `whitening = Whitening(D)`, made once, after each step with features [N, D] of its images:
 
-    whitening.grow(classes_so_far)
     whitening.add(features, targets)
 
-Score with `cosine(whitening(features), whitening(class_means))`.
+Score with `cosine(whitening(features), whitening(class_means))`. If steps tune the network, so that each has a feature
+space of its own, call `grow(spaces)` and `add` the features in every space, with its number. All spaces share the
+covariance, because that of a space with few classes, or of the images that tuned it, says little about others.
 """
 
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ffcil.models.discriminant import ClassSums, Discriminant
+from ffcil.models.discriminant import Discriminant
 
 
 class Whitening(nn.Module):
@@ -28,46 +29,64 @@ class Whitening(nn.Module):
     to choose. It keeps D x D numbers, and no image.
     """
 
-    centre: Tensor
+    scatter: Tensor
+    freedom: Tensor
+    sums: Tensor
+    classes: Tensor
     matrix: Tensor
 
-    def __init__(self, features: int) -> None:
+    def __init__(self, features: int, spaces: int = 1) -> None:
         super().__init__()
-        self.sums = ClassSums(features)
-        self.register_buffer("centre", torch.zeros(features), persistent=False)
+        self.register_buffer("scatter", torch.zeros(features, features, dtype=torch.float64))
+        """Sum over all images and spaces of the outer product of x - mu_c, [D, D]"""
+        self.register_buffer("freedom", torch.zeros((), dtype=torch.float64))
+        """Number of these images minus number of their classes, summed over the spaces"""
+        self.register_buffer("sums", torch.zeros(spaces, features, dtype=torch.float64))
+        """Sum of the class means in each space, [S, D]"""
+        self.register_buffer("classes", torch.zeros(spaces, dtype=torch.float64))
+        """Number of classes in each space, [S]"""
         self.register_buffer("matrix", torch.eye(features), persistent=False)
         """The map of centred features, [D, D]. It follows from the sums."""
         self.register_load_state_dict_post_hook(_renew)  # type: ignore[no-untyped-call]
 
-    def grow(self, classes: int) -> None:
-        """Add classes without images, up to `classes`."""
-        self.sums.grow(classes)
+    def grow(self, spaces: int) -> None:
+        """Add spaces without images, up to `spaces`."""
+        new = spaces - len(self.classes)
+        self.classes = torch.cat([self.classes, self.classes.new_zeros(new)])
+        self.sums = torch.cat([self.sums, self.sums.new_zeros(new, self.sums.shape[1])])
 
-    def add(self, features: Tensor, targets: Tensor) -> None:
-        """Add images: features [N, D] and their classes [N]."""
-        self.sums.add(features, targets)
+    @torch.no_grad()
+    def add(self, features: Tensor, targets: Tensor, space: int = 0) -> None:
+        """Add all images of some classes: features [N, D] in a space, and their classes [N]."""
+        present, position, counts = targets.unique(return_inverse=True, return_counts=True)
+        rows = features.double()
+        totals = rows.new_zeros(len(present), rows.shape[1]).index_add_(0, position, rows)
+        means = totals / counts[:, None]
+        deviations = rows - means[position]
+        self.scatter += deviations.mT @ deviations
+        self.freedom += len(rows) - len(present)
+        self.sums[space] += means.sum(dim=0)
+        self.classes[space] += len(present)
         self.renew()
 
     def restart(self) -> None:
         """Remove all images."""
-        self.sums.restart()
+        for values in (self.scatter, self.freedom, self.sums, self.classes):
+            values.zero_()
         self.renew()
 
     @torch.no_grad()
     def renew(self) -> None:
         """Compute the map from the sums."""
-        if not self.sums.counts.any():
-            self.centre.zero_()
-            self.matrix.copy_(torch.eye(len(self.centre)))
-            return
-        discriminant = Discriminant.of(self.sums)
-        axes = discriminant.centre + torch.eye(len(self.centre)).to(discriminant.centre)
-        self.centre.copy_(discriminant.centre)
-        self.matrix.copy_(discriminant.whitened(axes, discriminant.shrinkage_from_sums()))
+        features = len(self.matrix)
+        metric = Discriminant.of_scatter(self.scatter, float(self.freedom), self.scatter.new_zeros(1, features))
+        axes = torch.eye(features, dtype=self.scatter.dtype, device=self.scatter.device)
+        self.matrix.copy_(metric.whitened(axes, metric.shrinkage_from_sums()))
 
-    def forward(self, features: Tensor) -> Tensor:
-        """[..., D] -> [..., D]"""
-        return (features - self.centre) @ self.matrix
+    def forward(self, features: Tensor, space: int | Tensor = 0) -> Tensor:
+        """Whiten features of a space, [..., D] -> [..., D], or of several spaces [S], [..., S, D] -> [..., S, D]"""
+        centre = self.sums[space] / self.classes[space].clamp_min(1)[..., None]
+        return (features - centre.to(features.dtype)) @ self.matrix
 
 
 def _renew(module: Any, _: object) -> None:
