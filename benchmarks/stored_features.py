@@ -40,10 +40,11 @@ METHODS = {
 }
 
 
-def again(data: Path, weights: Path) -> list[dict[str, Any]]:
+def again(data: Path, weights: Path, methods: list[str]) -> list[dict[str, Any]]:
     """Seconds of the first and the second run of each method."""
     rows = []
-    for name, options in METHODS.items():
+    for name in methods:
+        options = METHODS[name]
         with tempfile.TemporaryDirectory() as place:
             seconds = [run(Path(place), number, name.partition(",")[0], options, data, weights) for number in (1, 2)]
         row = {"method": name, "first_seconds": seconds[0], "second_seconds": seconds[1]}
@@ -113,6 +114,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--images", type=int, default=IMAGES)
     parser.add_argument("--keep", default="statistics", help="What AnyArrival keeps of an image: statistics, features.")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="Methods that run twice.")
     parser.add_argument("--one-pass", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -122,7 +124,7 @@ def main() -> None:
     if not (options.data and options.weights and options.out):
         parser.error("--data, --weights and --out are required")
     measured = {"threads": torch.get_num_threads(), "many": many(options.images, options.keep)}
-    measured["again"] = again(options.data.resolve(), options.weights.resolve())
+    measured["again"] = again(options.data.resolve(), options.weights.resolve(), options.methods)
     write_result(options.out, "cpu", measured, recipe="cars-vit-tiny")
 
 

@@ -1,5 +1,7 @@
 """The check of matrix products under a portion of a GPU. A CPU stands in for the GPU."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,8 +15,11 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Small shapes. Without oneDNN: some virtual machines announce AMX, which it uses for bfloat16, and lack it."""
     monkeypatch.setattr(arithmetic, "SHAPES", ((64, 192, 96), (250, 32, 192)))
+    with torch.backends.mkldnn.flags(enabled=False):
+        yield
 
 
 def spoil_products(monkeypatch: pytest.MonkeyPatch, value: float) -> None:

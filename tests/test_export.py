@@ -23,7 +23,7 @@ from ffcil.serving.export import export
 from served import NAMES, save_classifier, write_photos
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "exported_model.py"
-METHODS = ["simplecil", "ranpac", "icarl"]
+METHODS = [("simplecil", "none"), ("simplecil", "flow"), ("ranpac", "none"), ("icarl", "none")]
 
 
 def needs_onnx() -> Any:
@@ -115,9 +115,9 @@ def test_onnxruntime_gives_the_same_answers(model: Path, photos: list[Path], exp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-def test_other_methods_give_the_same_answers(method: str, photos: list[Path], tmp_path: Path) -> None:
-    classifier = save_classifier(tmp_path / "model", method)
+@pytest.mark.parametrize(("method", "framework"), METHODS)
+def test_other_methods_give_the_same_answers(method: str, framework: str, photos: list[Path], tmp_path: Path) -> None:
+    classifier = save_classifier(tmp_path / "model", method, framework=framework)
     check_pt2(classifier, photos, tmp_path / "model.pt2")
     needs_onnx()
     export(classifier, tmp_path / "model.onnx")

@@ -104,7 +104,7 @@ def test_ablations_set_the_parts_of_the_framework() -> None:
     assert made["cars tuna CWM+HA without identity"].config.ha.identity == "none"
     assert made["cars tuna CWM+HA without identity"].config.framework == "paper"
     assert made["cars moal flow without enough"].config.flow.enough == 1
-    assert made["cars cllora flow without comparable"].config.flow.comparable is False
+    assert made["cars cllora flow without whiten"].config.flow.whiten is False
     for job in made.values():  # no part is set for the wrong kind of method
         method = find_method(job.config.method)
         Framework.resolve(job.config, method.own_alignment, method.pretrained)
