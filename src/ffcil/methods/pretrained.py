@@ -20,12 +20,13 @@ from ffcil.errors import InputError
 from ffcil.ha import ClassStatistics, HeadAgnosticAlignment
 from ffcil.losses import ClassCentres
 from ffcil.methods.learner import Learner, LearnerSettings, MethodConfig
+from ffcil.methods.parts.former_keys import present_key
 from ffcil.methods.parts.ha_training import AlignmentTraining
 from ffcil.methods.parts.spaces import WaitingFeatures, space_boundaries, step_of, tuning_steps
 from ffcil.methods.registry import METHODS
 from ffcil.models.analytic import fit_drift
 from ffcil.models.heads import cosine
-from ffcil.models.pretrained import build_network
+from ffcil.models.pretrained import build_network, refusing_sizes
 from ffcil.models.tuners import Adapters, Tuning
 from ffcil.models.vit import UNTUNED, ViT, why_not_plain
 from ffcil.models.whitening import Whitening
@@ -37,16 +38,6 @@ Network = Callable[[Tensor], Tensor]
 """From normalised images [B, 3, H, W] to features [B, D]."""
 NETWORK = "network."
 """Prefix of the frozen network's keys in a state."""
-FORMER_KEYS = {
-    "statistics.deviations": "statistics.spreads",
-    "gaussians.factors": "gaussians.spreads",
-    "metrics.metrics": "metrics.spreads",
-    "metrics.spread": "metrics.varied",
-    "prototypes": "prototypes.means",
-    "adapters.": "steps.newest.",
-    "kept.": "steps.kept.",
-}
-"""Beginnings of keys in states of earlier versions, and their present form."""
 
 
 class Pretrained(Learner):
@@ -253,20 +244,8 @@ class Pretrained(Learner):
     @contextmanager
     def _reading(self, images: Tensor) -> Iterator[None]:
         """Run the network in reduced precision, and report images of a size that it does not take."""
-        try:
-            with self.engine.autocast():
-                yield
-        except (torch.OutOfMemoryError, torch.AcceleratorError):
-            raise
-        except (AssertionError, RuntimeError) as error:  # timm asserts a fixed size; convolutions need enough pixels
-            if isinstance(self.network, ViT) and isinstance(error, RuntimeError):
-                raise  # a ViT takes all sizes that its patches divide, which timm asserts
-            height, width = images.shape[2:]
-            reason = str(error).partition("\n")[0].rstrip(".")
-            raise InputError(
-                f"Backbone {self.settings.backbone!r} does not take images of {height} x {width} pixels ({reason}): "
-                f"set image_size, for example to {self.network.usual_size}."
-            ) from error
+        with refusing_sizes(self.network, self.settings.backbone, images), self.engine.autocast():
+            yield
 
     def fresh_adapters(self, rank: int) -> Adapters:
         """Adapters that change nothing yet; none for rank 0."""
@@ -425,14 +404,6 @@ class Pretrained(Learner):
             raise InputError(f"The state was saved with other weights of {backbone!r}: set them, or restart the run.")
         known = self.state_dict()
         modules = {key: value for key, value in known.items() if key.startswith(NETWORK)}
-        modules |= {_present_key(key, known): value for key, value in state["modules"].items()}
+        modules |= {present_key(key, known): value for key, value in state["modules"].items()}
         super().restore({**state, "modules": modules})
         self.waiting.restore(state)
-
-
-def _present_key(key: str, known: Mapping[str, Any]) -> str:
-    """Translate a key of a state of an earlier version."""
-    if key in known:
-        return key
-    renamed = (new + key.removeprefix(old) for old, new in FORMER_KEYS.items() if key.startswith(old))
-    return next((name for name in renamed if name in known), key)

@@ -5,6 +5,8 @@ Functions import timm when they need it: it takes longer than all else that a co
 
 import logging
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from ffcil.errors import InputError, unknown
 from ffcil.models.network import FeatureNetwork
@@ -92,6 +95,23 @@ def build_vit(name: str, weights: str | None) -> ViT:
             f"Backbone {name!r} {why_not_plain(network.net)}: choose a plain ViT, such as vit_base_patch16_224."
         )
     return network
+
+
+@contextmanager
+def refusing_sizes(network: FeatureNetwork, name: str, images: Tensor) -> Iterator[None]:
+    """Report images [B, 3, H, W] of a size that the network does not take, in a sentence."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except (AssertionError, RuntimeError) as error:  # timm asserts a fixed size; convolutions need enough pixels
+        if isinstance(network, ViT) and isinstance(error, RuntimeError):
+            raise  # a ViT takes all sizes that its patches divide, which timm asserts
+        height, width = images.shape[2:]
+        raise InputError(
+            f"Backbone {name!r} does not take images of {height} x {width} pixels ({_reason(error)}): "
+            f"set image_size, for example to {network.usual_size}."
+        ) from error
 
 
 def _check_name(name: str) -> None:
