@@ -43,7 +43,7 @@ def test_the_tables_and_figures_of_the_paper_exist() -> None:
     assert sorted([*PAPER, "demo", "sensitivity", "table-flow"]) == study_names()
     # Data sets x methods x (settings of the paper + those of flow) x seeds, the former counted in the paper.
     assert len(jobs("table-main")) == (2 * 4 + 2 * 4) * (3 + 2) * 5
-    assert len(jobs("table-ablation")) == (2 * (4 + 4) + 2 * 6 + 2 * 7) * 5
+    assert len(jobs("table-ablation")) == (2 * (4 + 4) + 2 * 6 + 2 * 8) * 5
     assert len(jobs("figure-alpha")) == 4 * (1 + (2 + 1) * 6) * 3
     assert len(jobs("figure-order")) == 4 * (1 + (2 + 1) * 3) * 3
     assert len(jobs("figure-overhead")) == (4 * (2 + 1) + 4 * (3 + 1)) * 3
