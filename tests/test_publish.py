@@ -17,7 +17,7 @@ from ffcil.errors import InputError
 from ffcil.report import compare, load_run, load_runs
 from ffcil.report.render.page_runs import repeat_command
 from ffcil.report.render.tables import comparison_markdown
-from ffcil.runs.published import publish
+from ffcil.runs.published import publish, without_machine_paths
 from invented_runs import random_hits, write_run, write_study
 
 DATA = {"classes": ["a/b", "c"], "train_images": [3, 4], "test_images": [1, 2], "image_size": [8, 8], "sample": "0f"}
@@ -91,6 +91,14 @@ def test_folders_of_the_machine_are_not_published(tmp_path: Path) -> None:
     assert document["environment"]["command"] == (
         'ffcil run r.yaml --data=c.csv --set \'arrivals={"trace": "june.csv"}\''
     )
+
+
+def test_paths_to_parent_folders_are_not_published() -> None:
+    environment = {
+        "command": "ffcil run cars --data ../me/cars.csv --set weights=../../nets/vit.safetensors --out runs/a"
+    }
+    expected = "ffcil run cars --data cars.csv --set weights=vit.safetensors --out runs/a"
+    assert without_machine_paths(environment) == {"command": expected}
 
 
 def test_what_is_not_published(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def describe(run: StoredRun) -> Fields:
 
 
 def without_machine_paths(environment: Fields) -> Fields:
-    """The environment of a run with the last names of absolute paths, also in its command."""
+    """The environment of a run with the last names of paths to other folders, also in its command."""
     command = [word.split("=", 1) for word in _words(environment.get("command", ""))]
     stripped = {"command": shlex.join("=".join(_without_folders(word)) for word in command)} if command else {}
     return {name: _without_folders(value) for name, value in {**environment, **stripped}.items()}
@@ -143,14 +143,14 @@ def _words(command: Any) -> list[str]:
 
 
 def _without_folders(value: Any) -> Any:
-    """The same value with the names of absolute paths in place of the paths."""
+    """The same value with the last names of absolute paths, and of paths to parent folders, in place of the paths."""
     if isinstance(value, dict):
         return {name: _without_folders(item) for name, item in value.items()}
     if isinstance(value, list):
         return [_without_folders(item) for item in value]
     if not isinstance(value, str):
         return value
-    return Path(value).name if value.startswith(("/", "~")) else _FOLDERS.sub("", value)
+    return Path(value).name if value.startswith(("/", "~", "../")) else _FOLDERS.sub("", value)
 
 
 def _pack(tables: dict[str, CountTable]) -> str:
