@@ -83,6 +83,8 @@ def test_spaces_share_the_covariance_and_have_their_own_centres() -> None:
     half = targets < 3
     made.add(features[half] + 5, targets[half], 2)
     once = whitening_of(torch.cat([features, features[half] + 5]), torch.cat([targets, targets[half] + CLASSES]))
+    made.renew()
+    once.renew()
     torch.testing.assert_close(made.matrix, once.matrix)
     means = [features[targets == label].mean(dim=0) for label in range(CLASSES)]
     centres = [torch.stack(means).mean(dim=0), torch.zeros(WIDTH), torch.stack(means[:3]).mean(dim=0) + 5]

@@ -339,6 +339,7 @@ class Pretrained(Learner):
         if everywhere is not None:
             for space, own in enumerate(everywhere[0].split(self.feature_dim, dim=1)[:newest]):
                 metric.add(own, everywhere[1], space)
+        metric.renew()  # not in the first prediction, which may be traced for an export
 
     def similarity(self, features: Tensor, means: Tensor, space: int = 0) -> Tensor:
         """Cosines of features with class means of a space, whitened if `flow.whiten` is on: [B, D] -> [B, C]"""

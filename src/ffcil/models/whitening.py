@@ -47,6 +47,8 @@ class Whitening(nn.Module):
         """Number of classes in each space, [S]"""
         self.register_buffer("matrix", torch.eye(features), persistent=False)
         """The map of centred features, [D, D]. It follows from the sums."""
+        self._outdated = False
+        """Whether the sums have changed since the map was computed. A step adds images in many spaces."""
         self.register_load_state_dict_post_hook(_renew)  # type: ignore[no-untyped-call]
 
     def grow(self, spaces: int) -> None:
@@ -67,13 +69,13 @@ class Whitening(nn.Module):
         self.freedom += len(rows) - len(present)
         self.sums[space] += means.sum(dim=0)
         self.classes[space] += len(present)
-        self.renew()
+        self._outdated = True
 
     def restart(self) -> None:
         """Remove all images."""
         for values in (self.scatter, self.freedom, self.sums, self.classes):
             values.zero_()
-        self.renew()
+        self._outdated = True
 
     @torch.no_grad()
     def renew(self) -> None:
@@ -82,9 +84,12 @@ class Whitening(nn.Module):
         metric = Discriminant.of_scatter(self.scatter, float(self.freedom), self.scatter.new_zeros(1, features))
         axes = torch.eye(features, dtype=self.scatter.dtype, device=self.scatter.device)
         self.matrix.copy_(metric.whitened(axes, metric.shrinkage_from_sums()))
+        self._outdated = False
 
     def forward(self, features: Tensor, space: int | Tensor = 0) -> Tensor:
         """Whiten features of a space, [..., D] -> [..., D], or of several spaces [S], [..., S, D] -> [..., S, D]"""
+        if self._outdated:
+            self.renew()
         centre = self.sums[space] / self.classes[space].clamp_min(1)[..., None]
         return (features - centre.to(features.dtype)) @ self.matrix
 
