@@ -61,7 +61,9 @@ def test_flow_whitens_where_features_are_compared_with_class_means() -> None:
         assert resolved(method, framework="flow", flow={"whiten": False}).comparable
         assert resolved(method, framework="flow", flow={"comparable": True}).comparable
         assert not resolved(method, framework="flow", ha={"use": True}).whiten
-        with pytest.raises(InputError, match=r"^flow.whiten=true and ha.use=true exclude each other: "):
+        with pytest.raises(
+            InputError, match=r"^flow.whiten=true and HA exclude each other: set flow.whiten=false, or ha.use=false\.$"
+        ):
             resolved(method, framework="paper", flow={"whiten": True})
 
 

@@ -134,6 +134,26 @@ def test_settings_with_parts_of_flow(tmp_path: Path, own: str, framework: dict[s
     assert load_run(folder).setting == setting
 
 
+@pytest.mark.parametrize(
+    ("method", "flow", "setting"),
+    [
+        ("cllora", FLOW, "FF with flow without shared metric"),  # of a version without it
+        ("cllora", without("comparable") | {"whiten": True}, "FF.flow"),
+        ("cllora", FLOW | {"whiten": True}, "FF with flow + comparable scores"),
+        ("moal", FLOW, "FF.flow"),
+        ("mine", without("comparable") | {"whiten": True}, "FF.flow"),
+        ("mine", FLOW, "FF.flow"),
+    ],
+)
+def test_whether_flow_is_whole_depends_on_the_method(
+    tmp_path: Path, method: str, flow: dict[str, Any], setting: str
+) -> None:
+    folder = write_run(tmp_path / "run", "FF.org", 0, random_hits("FF.org", 0), method=method)
+    framework = {"reduction": "mean", "ha": False, "alignment": "none", "flow": flow}
+    (folder / "method.json").write_text(json.dumps({"own_alignment": "none", "framework": framework}))
+    assert load_run(folder).setting == setting
+
+
 def test_a_setting_under_flow_is_that_of_the_run(tmp_path: Path, colours: Path) -> None:
     for name, fields, setting in (
         ("flow", {"framework": "flow"}, "FF.flow"),

@@ -96,18 +96,18 @@ class Framework:
 def _flow(config: RunConfig, pretrained: bool, compares_means: bool, ha: bool) -> dict[str, Any]:
     """Values of the parts of `flow`: as set, or according to `framework` where they apply to this kind of method."""
     if config.flow.whiten and ha:
-        raise InputError("flow.whiten=true and ha.use=true exclude each other: HA moves features in their own metric.")
+        raise InputError("flow.whiten=true and HA exclude each other: set flow.whiten=false, or ha.use=false.")
     values: dict[str, Any] = {}
     for name, part in FLOW_PARTS.items():
-        value, applies = getattr(config.flow, name), part.pretrained == pretrained
-        some_only = applies and bool(part.methods)
-        applies = applies and (compares_means or not part.methods)
+        value, of_this_kind = getattr(config.flow, name), part.pretrained == pretrained
+        applies = of_this_kind and (compares_means or not part.methods)
         if value is None:
-            value = part.on if config.framework == "flow" and applies else part.off
-            value = part.off if name == "whiten" and ha else value
+            wanted = config.framework == "flow" and applies and not (name == "whiten" and ha)
+            value = part.on if wanted else part.off
         if value != part.off and not applies:
             kind = "a pre-trained method" if pretrained else "which trains from scratch"
-            kind = "which does not compare features with class means" if some_only else kind
+            if of_this_kind:
+                kind = "which does not compare features with class means"
             given = str(value).lower()
             raise InputError(f"flow.{name}={given} is not supported by {config.method!r}, {kind}: leave it at null.")
         values[name] = value

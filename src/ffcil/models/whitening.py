@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ffcil.models.discriminant import Discriminant
+from ffcil.models.discriminant import ClassSums, Discriminant
 
 
 class Whitening(nn.Module):
@@ -35,15 +35,15 @@ class Whitening(nn.Module):
     classes: Tensor
     matrix: Tensor
 
-    def __init__(self, features: int, spaces: int = 1) -> None:
+    def __init__(self, features: int) -> None:
         super().__init__()
         self.register_buffer("scatter", torch.zeros(features, features, dtype=torch.float64))
         """Sum over all images and spaces of the outer product of x - mu_c, [D, D]"""
         self.register_buffer("freedom", torch.zeros((), dtype=torch.float64))
         """Number of these images minus number of their classes, summed over the spaces"""
-        self.register_buffer("sums", torch.zeros(spaces, features, dtype=torch.float64))
+        self.register_buffer("sums", torch.zeros(1, features, dtype=torch.float64))
         """Sum of the class means in each space, [S, D]"""
-        self.register_buffer("classes", torch.zeros(spaces, dtype=torch.float64))
+        self.register_buffer("classes", torch.zeros(1, dtype=torch.float64))
         """Number of classes in each space, [S]"""
         self.register_buffer("matrix", torch.eye(features), persistent=False)
         """The map of centred features, [D, D]. It follows from the sums."""
@@ -60,14 +60,12 @@ class Whitening(nn.Module):
     @torch.no_grad()
     def add(self, features: Tensor, targets: Tensor, space: int = 0) -> None:
         """Add all images of some classes: features [N, D] in a space, and their classes [N]."""
-        present, position, counts = targets.unique(return_inverse=True, return_counts=True)
-        rows = features.double()
-        totals = rows.new_zeros(len(present), rows.shape[1]).index_add_(0, position, rows)
-        means = totals / counts[:, None]
-        deviations = rows - means[position]
-        self.scatter += deviations.mT @ deviations
-        self.freedom += len(rows) - len(present)
-        self.sums[space] += means.sum(dim=0)
+        present, position = targets.unique(return_inverse=True)
+        here = ClassSums(features.shape[1], len(present)).to(features.device)
+        here.add(features, position)
+        self.scatter += here.scatter
+        self.freedom += len(features) - len(present)
+        self.sums[space] += here.means.sum(dim=0)
         self.classes[space] += len(present)
         self._outdated = True
 

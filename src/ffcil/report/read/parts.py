@@ -93,8 +93,8 @@ class Parts:
             for name, part in FLOW_PARTS.items()
             if part.pretrained == self.pretrained and (not part.methods or self.method in part.methods)
         }
-        if "whiten" in self.flow:  # it replaces comparable scores
-            whole -= {"comparable"}
+        if "whiten" in self.flow:  # it replaces comparable scores, also in methods that are not built in
+            whole = whole - {"comparable"} | {"whiten"}
         missing, more = whole.difference(self.flow), [name for name in self.flow if name not in whole]
         if self.aligned or len(missing) > 1:
             return [FLOW_NAMES[name] for name in self.flow]
