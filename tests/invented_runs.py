@@ -22,7 +22,7 @@ SETTINGS = {
     "Equ.flow": (False, "flow"),
     "Equ.ours": (False, "paper"),
 }
-FLOW = {"reduction": "mean", "alignment": "none", "ha": False, "flow": {"adjust": 1.5}}
+FLOW = {"reduction": "mean", "alignment": "none", "ha": False, "flow": {"adjust": 1.5, "growth": 0.1}}
 
 
 def counts_with(hits: list[int]) -> np.ndarray:

@@ -14,13 +14,21 @@ from ffcil.errors import InputError
 from ffcil.methods import METHODS, complete, find_method
 from ffcil.methods.framework import Framework
 
-OFF = {"adjust": 0.0, "enough": 1, "min_steps": 1, "comparable": False, "shared_ridge": False, "whiten": False}
+OFF = {
+    "adjust": 0.0,
+    "growth": 0.0,
+    "enough": 1,
+    "min_steps": 1,
+    "comparable": False,
+    "shared_ridge": False,
+    "whiten": False,
+}
 
 
 def resolved(method: str, **fields: Any) -> Framework:
     learner = find_method(method)
-    own = learner.own_alignment, learner.pretrained, learner.compares_means
-    return Framework.resolve(small_config(method=method, **fields), *own)
+    has = {part.needs for part in FLOW_PARTS.values() if part.needs and getattr(learner, part.needs)}
+    return Framework.resolve(small_config(method=method, **fields), learner.own_alignment, learner.pretrained, has)
 
 
 def flow_of(framework: Framework) -> dict[str, Any]:
@@ -35,12 +43,14 @@ def test_without_flow_all_its_parts_are_off(method: str, framework: str) -> None
     assert made.describe().keys() == {"reduction", "alignment", "ha"}  # as earlier versions wrote it
 
 
-@pytest.mark.parametrize("method", ["icarl", "wa", "replay"])
-def test_flow_adjusts_the_loss_and_does_not_align_conventional_methods(method: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "parts"), [("icarl", ("adjust", "growth")), ("der", ("adjust",)), ("lwf", ("adjust",))]
+)
+def test_flow_adjusts_the_loss_and_does_not_align_conventional_methods(method: str, parts: tuple[str, ...]) -> None:
     made = resolved(method, framework="flow")
-    strength = FLOW_PARTS["adjust"].on
-    assert flow_of(made) == {**OFF, "adjust": strength}
-    assert made.describe() == {"reduction": "mean", "alignment": "none", "ha": False, "flow": {"adjust": strength}}
+    on = {name: FLOW_PARTS[name].on for name in parts}
+    assert flow_of(made) == {**OFF, **on}
+    assert made.describe() == {"reduction": "mean", "alignment": "none", "ha": False, "flow": on}
 
 
 def test_flow_of_pretrained_methods() -> None:
@@ -52,9 +62,14 @@ def test_flow_of_pretrained_methods() -> None:
     assert on["min_steps"] > 1
 
 
-def test_flow_whitens_where_features_are_compared_with_class_means() -> None:
+@pytest.mark.parametrize("name", [name for name, part in FLOW_PARTS.items() if part.needs])
+def test_a_part_names_the_built_in_methods_that_it_is_for(name: str) -> None:
     built_in = {name: method for name, method in METHODS.items() if method.__module__.startswith("ffcil.")}
-    assert FLOW_PARTS["whiten"].methods == tuple(sorted(n for n, method in built_in.items() if method.compares_means))
+    part = FLOW_PARTS[name]
+    assert part.methods == tuple(sorted(n for n, method in built_in.items() if getattr(method, part.needs)))
+
+
+def test_flow_whitens_where_features_are_compared_with_class_means() -> None:
     for method in FLOW_PARTS["whiten"].methods:
         made = resolved(method, framework="flow")
         assert (made.whiten, made.comparable) == (True, False)  # whitened cosines are comparable
@@ -65,6 +80,17 @@ def test_flow_whitens_where_features_are_compared_with_class_means() -> None:
             InputError, match=r"^flow.whiten=true and HA exclude each other: set flow.whiten=false, or ha.use=false\.$"
         ):
             resolved(method, framework="paper", flow={"whiten": True})
+
+
+def test_runs_that_stored_flow_before_it_gathered_classes_stay_as_they_were() -> None:
+    now = resolve("glyphs", {"method": "icarl", "framework": "flow"})
+    stored = now.model_dump(mode="json")
+    del stored["flow"]["growth"], stored["flow"]["whiten"]
+    assert RunConfig.model_validate(stored).flow.growth == 0
+    assert RunConfig.model_validate({**stored, "method": "der"}).flow.growth is None  # it has no effect there
+    assert RunConfig.model_validate({**stored, "framework": "none"}).flow.growth is None
+    given = RunConfig.model_validate({**stored, "flow": {"adjust": 0.5}})  # a setting, which does not store all parts
+    assert given.flow.growth is None
 
 
 def test_runs_that_stored_flow_before_it_whitened_stay_as_they_were() -> None:
@@ -79,9 +105,15 @@ def test_runs_that_stored_flow_before_it_whitened_stay_as_they_were() -> None:
 @pytest.mark.parametrize(
     ("method", "fields", "expected"),
     [
+        ("icarl", {"flow": {"growth": 0.2}}, {"reduction": "mean", "alignment": "wa", "flow": {"growth": 0.2}}),
+        ("icarl", {"framework": "flow", "flow": {"growth": 0}}, {"flow": {"adjust": 1.0}}),
         ("icarl", {"flow": {"adjust": 1.0}}, {"reduction": "mean", "alignment": "wa", "flow": {"adjust": 1.0}}),
         ("icarl", {"framework": "flow", "flow": {"adjust": 0}}, {"reduction": "mean", "alignment": "none"}),
-        ("icarl", {"framework": "flow", "alignment": "wa"}, {"alignment": "wa", "flow": {"adjust": 1.0}}),
+        (
+            "icarl",
+            {"framework": "flow", "alignment": "wa"},
+            {"alignment": "wa", "flow": {"adjust": 1.0, "growth": 0.1}},
+        ),
         ("icarl", {"framework": "flow", "reduction": "class_wise_mean"}, {"reduction": "class_wise_mean"}),
         ("icarl", {"framework": "paper", "flow": {"adjust": 2.0}}, {"alignment": "diwa", "flow": {"adjust": 2.0}}),
         ("moal", {"flow": {"shared_ridge": True}}, {"flow": {"shared_ridge": True}}),
@@ -100,6 +132,9 @@ def test_each_part_can_be_set_alone(method: str, fields: dict[str, Any], expecte
     ("method", "field", "value", "kind"),
     [
         ("simplecil", "adjust", 1.0, "a pre-trained method"),
+        ("simplecil", "growth", 0.1, "a pre-trained method"),
+        ("der", "growth", 0.1, "which does not train the same network at every step on exemplars"),
+        ("lwf", "growth", 0.1, "which does not train the same network at every step on exemplars"),
         ("icarl", "enough", 3, "which trains from scratch"),
         ("icarl", "min_steps", 50, "which trains from scratch"),
         ("icarl", "comparable", True, "which trains from scratch"),
@@ -118,7 +153,7 @@ def test_a_part_for_the_other_kind_of_method_is_an_error(method: str, field: str
 
 def test_the_help_states_the_constants_in_use() -> None:
     about = {row["name"]: row["about"] for row in describe_fields()}
-    for name in ("adjust", "enough", "min_steps"):
+    for name in ("adjust", "growth", "enough", "min_steps"):
         part = FLOW_PARTS[name]
         assert about[f"flow.{name}"].endswith(f"null: {part.on:g} if `framework` is `flow`, else {part.off:g}.")
 
@@ -160,7 +195,7 @@ def test_robust_and_framework_that_contradict_are_one_sentence(robust: bool, fra
         ({"method": "icarl", "framework": "paper"}, "6f8d2f601aeb"),
         ({"method": "der", "reduction": "class_wise_mean", "arrivals": {"sizes": [1, 4, 2]}}, "517df7391bd6"),
         ({"method": "simplecil", "framework": "paper", "ha": {"surrogates": 0}}, "6b538843820a"),
-        ({"method": "icarl", "framework": "flow"}, "f78ad52a6e96"),
+        ({"method": "der", "framework": "flow"}, "4e0d9d73a160"),
     ],
 )
 def test_configurations_of_the_earlier_version_keep_their_identity(fields: dict[str, Any], identity: str) -> None:

@@ -21,10 +21,11 @@ def test_torch_is_not_imported_without_need() -> None:
 
 @pytest.fixture(scope="module")
 def imported() -> list[list[str]]:
-    """Modules of one process after three groups of imports, one after another. Importing torch takes seconds."""
+    """Modules of one process after groups of imports, one after another. Importing torch takes seconds."""
     groups = [
         "ffcil.losses, ffcil.alignment, ffcil.calibration, ffcil.comparable",
         "ffcil.ha",
+        "ffcil.models.new_rows, ffcil.models.whitening",
         "ffcil.studies.execution, ffcil.studies.plan, ffcil.methods, ffcil.runs.run",
     ]
     lines = ["import json, sys", *(f"import {group}; print(json.dumps(list(sys.modules)))" for group in groups)]
@@ -44,10 +45,16 @@ def test_ha_can_be_imported_without_the_training_loop(imported: list[list[str]])
     assert sorted(name for name in added if name.startswith("ffcil.")) == expected
 
 
+def test_parts_of_flow_can_be_imported_without_the_training_loop(imported: list[list[str]]) -> None:
+    added = set(imported[2]) - set(imported[1])
+    expected = ["ffcil.models.discriminant", "ffcil.models.new_rows", "ffcil.models.whitening"]
+    assert sorted(name for name in added if name.startswith("ffcil.")) == expected
+
+
 def test_a_plan_of_runs_needs_no_network_library(imported: list[list[str]]) -> None:
     """They import torch's compiler, which takes longer than all else."""
-    assert "ffcil.studies.plan" in imported[2]
-    assert {"timm", "torchvision", "torch._dynamo"}.isdisjoint(imported[2])
+    assert "ffcil.studies.plan" in imported[3]
+    assert {"timm", "torchvision", "torch._dynamo"}.isdisjoint(imported[3])
 
 
 def test_every_public_name_exists() -> None:

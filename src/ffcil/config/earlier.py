@@ -16,16 +16,18 @@ def identity_term(value: Any) -> Any:
     return {True: "sum", False: "none"}[value] if isinstance(value, bool) else value
 
 
-def _lacks_whitening(fields: Mapping[str, Any], flow: Mapping[str, Any]) -> bool:
-    """Whether a run or a classifier stored all parts of `flow` before `whiten` was one of them."""
-    stored = "shared_ridge" in flow and "whiten" not in flow
-    return stored and fields.get("framework") == "flow" and fields.get("method") in FLOW_PARTS["whiten"].methods
+def _later_parts(fields: Mapping[str, Any], flow: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of `flow`, turned off, that did not exist yet when a run or a classifier stored all parts."""
+    if fields.get("framework") != "flow" or "shared_ridge" not in flow:
+        return {}
+    later = {name: part for name, part in FLOW_PARTS.items() if part.needs and name not in flow}
+    return {name: part.off for name, part in later.items() if fields.get("method") in part.methods}
 
 
 def renewed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The same settings with `framework` in place of `robust`, where true was `paper` and false was `none`, with
-    `normalise: published` in place of `auto`, with the present values of `ha.identity`, and without the part of `flow`
-    that was not there yet."""
+    `normalise: published` in place of `auto`, with the present values of `ha.identity`, and without parts of `flow`
+    that were not there yet."""
     fields = dict(settings)
     if fields.get("normalise") == "auto":
         fields["normalise"] = "published"
@@ -33,8 +35,8 @@ def renewed(settings: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(ha, Mapping) and "identity" in ha:
         fields["ha"] = {**ha, "identity": identity_term(ha["identity"])}
     flow = fields.get("flow")
-    if isinstance(flow, Mapping) and _lacks_whitening(fields, flow):
-        fields["flow"] = {**flow, "whiten": False}
+    if isinstance(flow, Mapping):
+        fields["flow"] = {**flow, **_later_parts(fields, flow)}
     if "robust" not in fields:
         return fields
     given = fields.pop("robust")

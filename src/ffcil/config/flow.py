@@ -12,17 +12,22 @@ class FlowPart(NamedTuple):
     """Value that leaves the method as it is."""
     pretrained: bool
     """Whether it applies to methods with a pre-trained backbone; else to methods that train from scratch."""
+    needs: str = ""
+    """Attribute that a method must have for it, such as `retrains`; empty: it applies to all of the kind."""
     methods: tuple[str, ...] = ()
-    """The built-in methods to which it applies, if not to all of the kind: those with `compares_means`."""
+    """The built-in methods that have this attribute."""
 
 
 FLOW_PARTS = {
     "adjust": FlowPart(1.0, 0.0, pretrained=False),
+    "growth": FlowPart(0.1, 0.0, pretrained=False, needs="retrains", methods=("bic", "icarl", "replay", "wa")),
     "enough": FlowPart(5, 1, pretrained=True),
     "min_steps": FlowPart(100, 1, pretrained=True),
     "comparable": FlowPart(True, False, pretrained=True),
     "shared_ridge": FlowPart(True, False, pretrained=True),
-    "whiten": FlowPart(True, False, pretrained=True, methods=("aper", "cllora", "ease", "simplecil")),
+    "whiten": FlowPart(
+        True, False, pretrained=True, needs="compares_means", methods=("aper", "cllora", "ease", "simplecil")
+    ),
 }
 """The parts by the name of their field."""
 

@@ -133,6 +133,14 @@ class FlowSettings(Settings):
         "cross-entropy of logits + tau * log(N_c / N), where N_c of the N training images of a step have class c. 1 is "
         f"the balanced softmax; 0 is the usual cross-entropy; {meaning_of_null('adjust')}",
     )
+    growth: float | None = Field(
+        None,
+        ge=0,
+        description="How many new classes train a network again, as a share of the classes seen at its last training. "
+        "Until so many have come, in one step or in several, a new class gets a row of the head, and the network stays "
+        "as it is. For methods that train one network with exemplars; 0: every step trains; "
+        f"{meaning_of_null('growth')}",
+    )
     enough: PositiveInt | None = Field(
         None,
         description="Fewest new classes of a step that tunes a pre-trained backbone. The classes of a smaller step are "
@@ -235,9 +243,10 @@ class RunConfig(Settings):
             content["normalise"] = "auto"
         if self.features == "computed":
             del content["features"]
-        whitens = self.framework == "flow" and self.method in FLOW_PARTS["whiten"].methods
-        if self.flow.whiten is None and "flow" in content and not whitens:
-            del content["flow"]["whiten"]
+        for name, part in FLOW_PARTS.items() if "flow" in content else ():
+            used = self.framework == "flow" and self.method in part.methods
+            if part.needs and getattr(self.flow, name) is None and not used:  # earlier versions did not have this part
+                del content["flow"][name]
         if not self.ha.guard:
             del content["ha"]["guard"]
         if self.train.batch_norm == "synchronised":

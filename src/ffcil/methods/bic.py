@@ -69,6 +69,7 @@ class BiC(Conventional):
     paper = "https://arxiv.org/abs/1905.13260"
     classifiers = REHEARSAL
     uses_memory = True
+    retrains = True
     own_alignment = "none"  # the correction removes the same bias
     Config = BiCConfig
     config: BiCConfig
@@ -121,7 +122,8 @@ class BiC(Conventional):
         return torch.cat([rows[~torch.isin(rows, held)] if len(rows) > 1 else rows for rows, held in by_class])
 
     def finish(self, increment: Increment) -> dict[str, Any]:
-        held_out = self.held_out(increment) if increment.seen_before else []  # before the memory changes
+        corrects = increment.seen_before > 0 and not self.waits
+        held_out = self.held_out(increment) if corrects else []  # before the memory changes
         notes = super().finish(increment)
         if held_out:
             self.correct(increment, held_out)

@@ -11,17 +11,25 @@ from ffcil.alignment import row_norms
 from ffcil.losses import ClassCentres, cross_entropy
 from ffcil.methods.learner import Learner, LearnerSettings, MethodConfig
 from ffcil.methods.parts.exemplars import Exemplars
+from ffcil.methods.parts.spaces import gathering_steps
 from ffcil.models.heads import GrowingLinear
+from ffcil.models.new_rows import fit_new_rows
 from ffcil.stream import Increment
 
 REHEARSAL = {"linear": "linear head", "nearest-mean": "nearest mean"}
 """Classifiers of a method with exemplars."""
+
+LEAST_DECAY = 1e-5
+"""Weight decay of rows that are fitted alone, if training has less. Without any, rows of separable classes diverge."""
 
 
 class Conventional(Learner):
     """One backbone and one growing linear head, trained by cross-entropy over all classes seen.
 
     With `uses_memory = True` a method also has exemplars: it trains on them, and they give the nearest-mean classifier.
+
+    With `flow.growth`, a step with few classes does not train the network, and `grow` is not called for it. Its classes
+    get rows of the head, and wait for the next training.
     """
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
@@ -57,10 +65,19 @@ class Conventional(Learner):
         return [self.backbone, self.head]
 
     def finish(self, increment: Increment) -> dict[str, Any]:
-        notes = self.align_head(increment)
+        notes = {"row_norms": None, "alignment": None} if self.waits else self.align_head(increment)
         return {**notes, **self.update_exemplars(increment)} if self.uses_memory else notes
 
     # --- what all of them have ------------------------------------------------------------------------------------
+
+    @property
+    def waits(self) -> bool:
+        return not gathering_steps(self.boundaries, growth=self.settings.framework.growth)[-1]
+
+    def begin(self, increment: Increment) -> None:
+        super().begin(increment)
+        if self.waits:
+            self.head.grow(increment.seen_now)
 
     @property
     def prior_of_new(self) -> Tensor | None:
@@ -125,10 +142,20 @@ class Conventional(Learner):
         groups = [*old_rows, *new_rows]
         rows = torch.cat([group.to(self.engine.device) for group in groups])
         features = torch.cat(list(self.over(increment.train.images, rows, self.features)))
+        if self.waits:
+            self.fit_rows(increment, features, increment.train.labels[rows])
         by_class = features.split([len(group) for group in groups])
         self.exemplars.choose(new_rows, by_class[len(old_rows) :])
         self.exemplars.update_means(groups, by_class)
         return {"memory": len(self.exemplars)}
+
+    @torch.no_grad()
+    def fit_rows(self, increment: Increment, features: Tensor, targets: Tensor) -> None:
+        """Fit the head's rows of the new classes to features [N, D] of exemplars and new images. All else stays."""
+        old, decay = increment.seen_before, self.phase(increment).weight_decay
+        known = self.head(features)[:, :old]
+        weight, bias = fit_new_rows(features, targets, known, increment.seen_now, max(decay, LEAST_DECAY))
+        self.head.weight[old:], self.head.bias[old:] = weight.to(features), bias.to(features)
 
     def training_rows(self, increment: Increment) -> Tensor:
         return torch.cat([increment.rows, self.exemplars.rows().to(increment.rows.device)])

@@ -1,6 +1,6 @@
 """`Framework`: which parts of the paper's framework and of `flow` are on, and their constants."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -29,6 +29,8 @@ class Framework:
     """Settings of Head-Agnostic Alignment; None turns it off."""
     adjust: float = FLOW_PARTS["adjust"].off
     """Strength of the count-aware cross-entropy; 0 turns it off."""
+    growth: float = FLOW_PARTS["growth"].off
+    """New classes that train a network again, as a share of those seen at its last training; 0: every step trains."""
     enough: int = int(FLOW_PARTS["enough"].off)
     """Fewest new classes of a step that tunes a pre-trained backbone; 1 turns it off."""
     min_steps: int = int(FLOW_PARTS["min_steps"].off)
@@ -41,10 +43,12 @@ class Framework:
     """Whether features are compared with class means in the metric of their covariance within classes."""
 
     @classmethod
-    def resolve(
-        cls, config: RunConfig, own_alignment: str, pretrained: bool = False, compares_means: bool = False
-    ) -> Self:
-        """Resolve a configuration for a method whose default alignment is `own_alignment`."""
+    def resolve(cls, config: RunConfig, own_alignment: str, pretrained: bool = False, has: Container[str] = ()) -> Self:
+        """Resolve a configuration for a method whose default alignment is `own_alignment`.
+
+        Args:
+            has: Attributes of the method that parts of flow need.
+        """
         reduction, alignment, ha = config.reduction, config.alignment, config.ha.use
         if pretrained and alignment in ("wa", "diwa", "shrunk"):
             raise InputError(
@@ -62,7 +66,7 @@ class Framework:
             alignment = by_framework.get(config.framework, own_alignment)  # type: ignore[assignment]
         if ha is None:
             ha = paper and pretrained
-        parts = _flow(config, pretrained, compares_means, bool(ha))
+        parts = _flow(config, pretrained, has, bool(ha))
         return cls(reduction, alignment, config.diwa, config.centre_weight, config.ha if ha else None, **parts)
 
     @property
@@ -93,21 +97,28 @@ class Framework:
         return diwa(weight, increment.seen_before, self.diwa.eta_min, self.diwa.tau)
 
 
-def _flow(config: RunConfig, pretrained: bool, compares_means: bool, ha: bool) -> dict[str, Any]:
+LACKING = {
+    "compares_means": "which does not compare features with class means",
+    "retrains": "which does not train the same network at every step on exemplars",
+}
+"""What a method is said to be that lacks an attribute."""
+
+
+def _flow(config: RunConfig, pretrained: bool, has: Container[str], ha: bool) -> dict[str, Any]:
     """Values of the parts of `flow`: as set, or according to `framework` where they apply to this kind of method."""
     if config.flow.whiten and ha:
         raise InputError("flow.whiten=true and HA exclude each other: set flow.whiten=false, or ha.use=false.")
     values: dict[str, Any] = {}
     for name, part in FLOW_PARTS.items():
         value, of_this_kind = getattr(config.flow, name), part.pretrained == pretrained
-        applies = of_this_kind and (compares_means or not part.methods)
+        applies = of_this_kind and (not part.needs or part.needs in has)
         if value is None:
             wanted = config.framework == "flow" and applies and not (name == "whiten" and ha)
             value = part.on if wanted else part.off
         if value != part.off and not applies:
             kind = "a pre-trained method" if pretrained else "which trains from scratch"
             if of_this_kind:
-                kind = "which does not compare features with class means"
+                kind = LACKING[part.needs]
             given = str(value).lower()
             raise InputError(f"flow.{name}={given} is not supported by {config.method!r}, {kind}: leave it at null.")
         values[name] = value

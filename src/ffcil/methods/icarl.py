@@ -36,6 +36,7 @@ class ICaRL(Conventional):
     paper = "https://arxiv.org/abs/1611.07725"
     classifiers = REHEARSAL
     uses_memory = True
+    retrains = True
     own_alignment = "wa"
     Config = ICaRLConfig
     config: ICaRLConfig

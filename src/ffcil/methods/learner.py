@@ -76,6 +76,9 @@ class Learner(nn.Module, ABC):
     """Keys of what `logits` returns and their names in tables. The first one is scored."""
     uses_memory: ClassVar[bool] = False
     """Whether the method keeps exemplars."""
+    retrains: ClassVar[bool] = False
+    """Whether every step trains one and the same network again, on exemplars of old classes too. `flow.growth` is for
+    such methods: a network that is trained again for every single class wears away."""
     own_alignment: ClassVar[str] = "none"
     """Alignment of the head if neither `framework` nor `alignment` sets another one."""
     pretrained: ClassVar[bool] = False
@@ -220,6 +223,11 @@ class Learner(nn.Module, ABC):
         return False
 
     @property
+    def waits(self) -> bool:
+        """Whether the classes of the newest step wait for a later step: nothing grows, and nothing is trained."""
+        return False
+
+    @property
     def scored(self) -> str:
         """The classifier whose accuracy is the result."""
         return next(iter(self.classifiers))
@@ -235,7 +243,8 @@ class Learner(nn.Module, ABC):
         """Grow for a step. The initialisation depends on the seed and the step only."""
         torch.manual_seed(derive_seed(self.settings.seed, increment.step, "initialisation"))
         self.boundaries = [*self.boundaries, increment.seen_now]
-        self.grow(increment)
+        if not self.waits:
+            self.grow(increment)
 
     def phase(self, increment: Increment) -> Phase:
         """Epochs and learning rates of a step in the configuration."""
@@ -294,7 +303,7 @@ class Learner(nn.Module, ABC):
         if resume is None:
             self.begin(increment)
         self.train()
-        training = self.training_plan(increment)
+        training = None if self.waits else self.training_plan(increment)
         epochs = training.optimisation.epochs if training else 0
         listener.step_started(increment.step, len(increment.classes), increment.seen_now, epochs)
         with self.engine.settled(), reporting_to(listener):
@@ -311,7 +320,7 @@ class Learner(nn.Module, ABC):
             "training_images": len(training.source if training else increment.rows),
             "loss": finite_or_none(fitted.loss),
             "parameters": sum(p.numel() for module in self.deployed() for p in module.parameters()),
-            "trained_parameters": sum(p.numel() for p in self.parameters() if p.requires_grad),
+            "trained_parameters": sum(p.numel() for p in self.parameters() if p.requires_grad and not self.waits),
             "peak_memory_bytes": torch.cuda.max_memory_allocated(self.engine.device) if on_gpu else None,
             **notes,
         }

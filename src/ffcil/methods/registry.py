@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 
 from ffcil.config.base import validate
+from ffcil.config.flow import FLOW_PARTS
 from ffcil.config.settings import RunConfig
 from ffcil.data.augment import Augmentation
 from ffcil.errors import InputError, unknown
@@ -61,7 +62,8 @@ def load_methods(path: str) -> None:
 def framework_of(config: RunConfig) -> Framework:
     """The parts of the framework that a configuration turns on for its method."""
     method = find_method(config.method)
-    return Framework.resolve(config, method.own_alignment, method.pretrained, method.compares_means)
+    has = {part.needs for part in FLOW_PARTS.values() if part.needs and getattr(method, part.needs)}
+    return Framework.resolve(config, method.own_alignment, method.pretrained, has)
 
 
 def complete(config: RunConfig) -> RunConfig:

@@ -11,3 +11,4 @@ class Replay(Conventional):
     title = "Replay"
     classifiers = REHEARSAL
     uses_memory = True
+    retrains = True

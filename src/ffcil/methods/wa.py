@@ -27,6 +27,7 @@ class WA(Conventional):
     paper = "https://arxiv.org/abs/1911.07053"
     classifiers = REHEARSAL
     uses_memory = True
+    retrains = True
     own_alignment = "wa"
     Config = ICaRLConfig
     config: ICaRLConfig

@@ -17,15 +17,17 @@ def tuning_steps(boundaries: Sequence[int], enough: int) -> list[bool]:
     return [last - first >= enough for first, last in pairwise([0, *boundaries])]
 
 
-def gathering_steps(boundaries: Sequence[int], enough: int) -> list[bool]:
-    """Whether each step tunes the network: whether at least `enough` classes have come since the last step that did.
+def gathering_steps(boundaries: Sequence[int], enough: int = 1, growth: float = 0.0) -> list[bool]:
+    """Whether each step trains the network: whether enough classes have come since the last step that did.
 
     Args:
         boundaries: Number of classes seen after each step.
+        enough: Fewest classes.
+        growth: Fewest classes as a share of those seen at that last step.
     """
     steps, tuned = [], 0
     for seen in boundaries:
-        steps.append(seen - tuned >= enough)
+        steps.append(seen - tuned >= max(enough, growth * tuned))
         tuned = seen if steps[-1] else tuned
     return steps
 

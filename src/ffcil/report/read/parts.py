@@ -9,6 +9,7 @@ from ffcil.config.flow import FLOW_PARTS
 
 FLOW_NAMES = {
     "adjust": "adjusted loss",
+    "growth": "gathered training",
     "enough": "minimum of classes",
     "min_steps": "minimum of optimiser steps",
     "comparable": "comparable scores",
@@ -93,8 +94,9 @@ class Parts:
             for name, part in FLOW_PARTS.items()
             if part.pretrained == self.pretrained and (not part.methods or self.method in part.methods)
         }
-        if "whiten" in self.flow:  # it replaces comparable scores, also in methods that are not built in
-            whole = whole - {"comparable"} | {"whiten"}
+        whole |= {name for name in self.flow if FLOW_PARTS[name].needs}  # also in methods that are not built in
+        if "whiten" in whole and "whiten" in self.flow:  # it replaces comparable scores
+            whole.discard("comparable")
         missing, more = whole.difference(self.flow), [name for name in self.flow if name not in whole]
         if self.aligned or len(missing) > 1:
             return [FLOW_NAMES[name] for name in self.flow]
