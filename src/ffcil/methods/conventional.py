@@ -143,7 +143,8 @@ class Conventional(Learner):
         rows = torch.cat([group.to(self.engine.device) for group in groups])
         features = torch.cat(list(self.over(increment.train.images, rows, self.features)))
         if self.waits:
-            self.fit_rows(increment, features, increment.train.labels[rows])
+            labels = increment.train.labels
+            self.fit_rows(increment, features, labels[rows.to(labels.device)].to(features.device))
         by_class = features.split([len(group) for group in groups])
         self.exemplars.choose(new_rows, by_class[len(old_rows) :])
         self.exemplars.update_means(groups, by_class)
