@@ -14,6 +14,7 @@ from torch import Tensor
 from conftest import begin_second_step, seeded, small_stream
 from ffcil.errors import InputError
 from ffcil.methods.cllora import CLLoRA, gradient_shares
+from ffcil.models.analytic import fit_drift
 from ffcil.models.tuners import LoRA, Tuning
 from ffcil.stream import Stream
 from oracles import class_means, cross_entropy, reduced
@@ -208,6 +209,36 @@ def test_prototypes(make_cllora: Make) -> None:
     with torch.no_grad():
         expected = class_means(learner.vit(plain(stream.train.images), tunings), stream.train.labels, (2, 3, 4))
     torch.testing.assert_close(learner.prototypes.means[2:], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_means_of_old_classes_follow_the_shared_part(make_cllora: Make) -> None:
+    """They are moved by the map that leads from old to new features of the second step's images in the first space."""
+    flow = {"enough": 1, "min_steps": 1, "whiten": True, "follow": True}
+    learner, stream = make_cllora(flow=flow), small_stream([2, 3], [12] * 5)
+    learner.learn(stream[0])
+    old, centre = learner.prototypes.means.clone(), learner.whitening.sums[0] / 2
+    images = learner.settings.augmentation.plain(stream.train.images, stream[1].rows)
+    learner.eval()
+    with torch.no_grad():
+        before = learner.features_by_step(images)
+    learner.learn(stream[1])
+    with torch.no_grad():
+        after = learner.features_by_step(images)[:, : learner.feature_dim]
+    drift = fit_drift(before, after, learner.generator(stream[1], "drift of space 0"))
+    assert (after - before).abs().max() > 1e-3  # the shared part has changed
+    for means in (learner.prototypes.means, learner.statistics.means):
+        torch.testing.assert_close(means[:2], drift(old), rtol=1e-4, atol=1e-4)
+    of_new = class_means(after, stream.train.labels[stream[1].rows], (2, 3, 4)).sum(0)
+    expected = 2 * drift(centre.float()) + of_new  # the metric is centred where all means are now
+    torch.testing.assert_close(learner.whitening.sums[0].float(), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_means_stay_if_the_newest_step_does_not_tune(make_cllora: Make) -> None:
+    learner, stream = make_cllora(framework="flow", flow={"enough": 2, "min_steps": 1}), small_stream([4, 1])
+    learner.learn(stream[0])
+    early = learner.prototypes.means.clone()
+    learner.learn(stream[1])
+    assert torch.equal(learner.prototypes.means[:4], early)
 
 
 def test_steps_with_a_single_class_do_not_train_the_lora(make_cllora: Make) -> None:

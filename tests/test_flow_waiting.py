@@ -7,15 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from conftest import Make, OnEpoch, coloured_images, small_config, small_stream
 from ffcil.arrivals import given_arrivals
 from ffcil.classifier.classifier import LEARNING, Classifier
+from ffcil.config.flow import FLOW_PARTS
 from ffcil.data.image_set import ImageSet
 from ffcil.data.own_images import own_augmentation
 from ffcil.methods import METHODS, build_learner
 from ffcil.methods.fecam import unit
+from ffcil.methods.parts.spaces import tuning_steps
 from ffcil.models.analytic import AnalyticHead, fit_drift
 from ffcil.runs.checkpoint import load_state
 from ffcil.runs.folder import checkpoints
@@ -73,6 +77,30 @@ def test_steps_with_few_classes_do_not_tune_the_network(make_learner: Make, meth
         assert bool(moved) == tuned
         before = features
         assert learner.predictions(increment)[learner.scored].max() < increment.seen_now
+
+
+@pytest.mark.parametrize("method", FLOW_PARTS["share"].methods)
+def test_a_step_with_a_small_share_of_the_classes_opens_no_space(make_learner: Make, method: str) -> None:
+    learner = make_learner(**fields(method, enough=2, share=0.5))
+    tunes = [True, False, True, False]  # with 6, 2, 4 and 3 new classes, at least 0, 3, 4 and 6 are needed
+    for increment, tuned, spaces in zip(
+        small_stream([6, 2, 4, 3], [4] * 15), tunes, ([6], [8], [8, 12], [8, 15]), strict=True
+    ):
+        epochs: list[int] = []
+        learner.learn(increment, OnEpoch(lambda progress: epochs.append(progress.epoch)))  # noqa: B023
+        assert bool(epochs) == learner.tunes == tuned
+        assert learner.spaces == spaces
+        assert learner.predictions(increment)[learner.scored].max() < increment.seen_now
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 4), st.floats(0, 1))
+def test_which_steps_tune(sizes: list[int], enough: int, share: float) -> None:
+    seen, boundaries, expected = 0, [], []
+    for size in sizes:
+        expected.append(size >= enough and size >= share * seen)
+        seen += size
+        boundaries.append(seen)
+    assert tuning_steps(boundaries, enough, share) == expected
 
 
 @pytest.mark.parametrize("method", TRAINED)

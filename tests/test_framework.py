@@ -18,6 +18,8 @@ OFF = {
     "adjust": 0.0,
     "growth": 0.0,
     "enough": 1,
+    "share": 0.0,
+    "follow": False,
     "min_steps": 1,
     "comparable": False,
     "shared_ridge": False,
@@ -27,7 +29,7 @@ OFF = {
 
 def resolved(method: str, **fields: Any) -> Framework:
     learner = find_method(method)
-    has = {part.needs for part in FLOW_PARTS.values() if part.needs and getattr(learner, part.needs)}
+    has = {part.needs for part in FLOW_PARTS.values() if part.needs and getattr(learner, part.needs, False)}
     return Framework.resolve(small_config(method=method, **fields), learner.own_alignment, learner.pretrained, has)
 
 
@@ -66,7 +68,7 @@ def test_flow_of_pretrained_methods() -> None:
 def test_a_part_names_the_built_in_methods_that_it_is_for(name: str) -> None:
     built_in = {name: method for name, method in METHODS.items() if method.__module__.startswith("ffcil.")}
     part = FLOW_PARTS[name]
-    assert part.methods == tuple(sorted(n for n, method in built_in.items() if getattr(method, part.needs)))
+    assert part.methods == tuple(sorted(n for n, method in built_in.items() if getattr(method, part.needs, False)))
 
 
 def test_flow_whitens_where_features_are_compared_with_class_means() -> None:
@@ -140,6 +142,8 @@ def test_each_part_can_be_set_alone(method: str, fields: dict[str, Any], expecte
         ("icarl", "comparable", True, "which trains from scratch"),
         ("icarl", "shared_ridge", True, "which trains from scratch"),
         ("icarl", "whiten", True, "which trains from scratch"),
+        ("moal", "share", 0.5, "which does not open a feature space at every step"),
+        ("ease", "follow", True, "whose later steps do not change the space of stored class means"),
         ("moal", "whiten", True, "which does not compare features with class means"),
     ],
 )

@@ -106,14 +106,15 @@ def without(part: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("own", "framework", "setting"),
     [
-        ("wa", {"alignment": "none", "flow": {"adjust": 1.5}}, "FF.flow"),
-        ("none", {"alignment": "none", "flow": {"adjust": 1.0}}, "FF.flow"),
+        ("wa", {"alignment": "none", "flow": {"adjust": 1.5, "growth": 0.1}}, "FF.flow"),
+        ("none", {"alignment": "none", "flow": {"adjust": 1.0, "growth": 0.2}}, "FF.flow"),
+        ("wa", {"alignment": "none", "flow": {"adjust": 1.5}}, "FF with flow without gathered training"),
         ("wa", {"alignment": "wa", "flow": {"adjust": 1.5}}, "FF with adjusted loss"),
         ("wa", {"alignment": "diwa", "flow": {"adjust": 1.5}}, "FF with adjusted loss + DIWA"),
         ("none", {"alignment": "wa", "flow": {"adjust": 1.5}}, "FF with adjusted loss + WA"),
         (
             "wa",
-            {"reduction": "class_wise_mean", "alignment": "none", "flow": {"adjust": 1.5}},
+            {"reduction": "class_wise_mean", "alignment": "none", "flow": {"adjust": 1.5, "growth": 0.1}},
             "FF with flow + CWM",
         ),
         ("none", {"alignment": "none", "flow": FLOW}, "FF.flow"),
@@ -137,9 +138,17 @@ def test_settings_with_parts_of_flow(tmp_path: Path, own: str, framework: dict[s
 @pytest.mark.parametrize(
     ("method", "flow", "setting"),
     [
-        ("cllora", FLOW, "FF with flow without shared metric"),  # of a version without it
-        ("cllora", without("comparable") | {"whiten": True}, "FF.flow"),
-        ("cllora", FLOW | {"whiten": True}, "FF with flow + comparable scores"),
+        ("ease", FLOW, "FF with flow without spaces of large steps and shared metric"),  # of a version without both
+        ("ease", without("comparable") | {"whiten": True}, "FF with flow without spaces of large steps"),
+        ("ease", without("comparable") | {"share": 0.2, "whiten": True}, "FF.flow"),
+        ("ease", FLOW | {"share": 0.2, "whiten": True}, "FF with flow + comparable scores"),
+        (
+            "cllora",
+            without("comparable") | {"whiten": True},
+            "FF with flow without spaces of large steps and means that follow",
+        ),
+        ("cllora", without("comparable") | {"share": 0.2, "follow": True, "whiten": True}, "FF.flow"),
+        ("der", {"adjust": 1.0}, "FF.flow"),
         ("moal", FLOW, "FF.flow"),
         ("mine", without("comparable") | {"whiten": True}, "FF.flow"),
         ("mine", FLOW, "FF.flow"),
@@ -157,8 +166,9 @@ def test_whether_flow_is_whole_depends_on_the_method(
 def test_a_setting_under_flow_is_that_of_the_run(tmp_path: Path, colours: Path) -> None:
     for name, fields, setting in (
         ("flow", {"framework": "flow"}, "FF.flow"),
-        ("wa", {"framework": "flow", "alignment": "wa"}, "FF with adjusted loss"),
-        ("off", {"framework": "flow", "flow": {"adjust": 0.0}}, "FF with no alignment"),
+        ("wa", {"framework": "flow", "alignment": "wa"}, "FF with adjusted loss + gathered training"),
+        ("half", {"framework": "flow", "flow": {"adjust": 0.0}}, "FF with flow without adjusted loss"),
+        ("off", {"framework": "flow", "flow": {"adjust": 0.0, "growth": 0.0}}, "FF with no alignment"),
     ):
         config = small_config(
             dataset="folder",

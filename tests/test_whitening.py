@@ -141,7 +141,7 @@ def test_simplecil_does_not_depend_on_the_steps(make_learner: Make) -> None:
 @pytest.mark.parametrize("method", ["cllora", "ease"])
 def test_all_images_since_a_space_was_opened_are_in_the_metric(make_learner: Make, method: str) -> None:
     options = {"options": {"other_weight": 0.0}} if method == "ease" else {}
-    learner: Any = make_learner(**fields(method), **options)
+    learner: Any = make_learner(**fields(method, follow=False), **options)
     stream = small_stream([5, 1, 6], [6] * 12)
     expected = Whitening(learner.feature_dim)
     expected.grow(2)

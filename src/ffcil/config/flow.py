@@ -22,6 +22,8 @@ FLOW_PARTS = {
     "adjust": FlowPart(1.0, 0.0, pretrained=False),
     "growth": FlowPart(0.1, 0.0, pretrained=False, needs="retrains", methods=("bic", "icarl", "replay", "wa")),
     "enough": FlowPart(5, 1, pretrained=True),
+    "share": FlowPart(0.5, 0.0, pretrained=True, needs="compares_spaces", methods=("cllora", "ease")),
+    "follow": FlowPart(True, False, pretrained=True, needs="drifts", methods=("cllora",)),
     "min_steps": FlowPart(100, 1, pretrained=True),
     "comparable": FlowPart(True, False, pretrained=True),
     "shared_ridge": FlowPart(True, False, pretrained=True),

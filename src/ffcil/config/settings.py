@@ -146,6 +146,18 @@ class FlowSettings(Settings):
         description="Fewest new classes of a step that tunes a pre-trained backbone. The classes of a smaller step are "
         f"learned in the feature space of the latest step that tuned it; {meaning_of_null('enough')}",
     )
+    share: float | None = Field(
+        None,
+        ge=0,
+        description="Fewest new classes of a step that tunes the network of a method with a feature space per step, as "
+        "a share of the classes seen before. The classes of a smaller step are learned in the latest space; "
+        f"{meaning_of_null('share')}",
+    )
+    follow: bool | None = Field(
+        None,
+        description="Whether the means of old classes follow the network if later steps change their space. They move "
+        "as features of the newest images do, by a linear map; null: true if `framework` is `flow`, else false.",
+    )
     min_steps: PositiveInt | None = Field(
         None,
         description="Fewest optimiser steps for tuning a pre-trained backbone on one step of the stream; if the epochs "

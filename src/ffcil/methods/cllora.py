@@ -3,7 +3,7 @@
 He et al., "CL-LoRA: Continual Low-Rank Adaptation for Rehearsal-Free Class-Incremental Learning", CVPR 2025.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -20,6 +20,7 @@ from ffcil.methods.learner import LearnerSettings, MethodConfig
 from ffcil.methods.parts.prototypes import SCALE, Prototypes
 from ffcil.methods.pretrained import Network, Pretrained
 from ffcil.methods.registry import register
+from ffcil.models.analytic import fit_drift
 from ffcil.models.class_statistics import class_means
 from ffcil.models.heads import GrowingCosine, cosine
 from ffcil.models.tuners import LoRA, Tuning
@@ -79,7 +80,8 @@ class CLLoRA(Pretrained):
     ones for keys, and the cross-entropy is computed after the step on the distillation, not before it.
 
     Class means are computed with the shared part of their own step and compared with features by the present one, as in
-    the paper. The shared part changes, so that test features cannot be reused in the next step.
+    the paper. The shared part changes, so that test features cannot be reused in the next step. With `flow.follow`, the
+    means of old classes move as the features of the newest images do when the shared part changes.
 
     HA is trained on the newest features, and on drawn features of each class in its own space, against the means of all
     classes. A prediction compares a class with the feature of its own step only; features of a drawn class under the
@@ -98,6 +100,7 @@ class CLLoRA(Pretrained):
     trains_prototypes = True
     compares_means = True
     compares_spaces = True
+    drifts = True
     training_only = ("head",)
     teacher: Tensor
     everywhere: Tensor
@@ -121,7 +124,7 @@ class CLLoRA(Pretrained):
         self.register_buffer("teacher", torch.stack(self._shared_ups()).detach())
         """`up` of the shared LoRA at the end of the step before, [blocks, 2, rank, width]"""
         if self.config.released_increment is not None:
-            if settings.framework.enough > 1 or settings.framework.comparable:
+            if settings.framework.enough > 1 or settings.framework.comparable or settings.framework.follow:
                 raise InputError("options.released_increment scores as the authors' code does: set framework=none.")
             self.register_buffer("everywhere", torch.empty(0, 0, self.feature_dim, device=self.engine.device))
             """Mean of each class in the space of each step, [classes, steps, D]; 0 in steps after its own"""
@@ -192,8 +195,10 @@ class CLLoRA(Pretrained):
 
     def early(self, images: Tensor, ups: Sequence[Tensor]) -> Tensor:
         """Features of the shared blocks only, with `ups` in their LoRA: [B, D]"""
-        tunings = [Tuning(lora=partial(lora, up=up)) for lora, up in zip(self.shared, ups, strict=True)]
-        return self.vit_features(images, tunings, len(self.shared))
+        return self.vit_features(images, self._shared_with(ups), len(self.shared))
+
+    def _shared_with(self, ups: Iterable[Tensor]) -> list[Tuning]:
+        return [Tuning(lora=partial(lora, up=up)) for lora, up in zip(self.shared, ups, strict=True)]
 
     def _distilled_ups(self) -> list[Tensor]:
         """The shared `up`s, bit-equal. With `reassign_gradient`, their gradients are times `gradient_shares`."""
@@ -209,6 +214,26 @@ class CLLoRA(Pretrained):
         weights = [torch.cat([cast(Tensor, lora.weight) for lora in cast(nn.ModuleList, s)]) for s in self.specific]
         return cosine(weights[-1], torch.stack(weights[:-1])).abs().mean()
 
+    def finish(self, increment: Increment) -> dict[str, Any]:
+        if self.settings.framework.follow and self.opens_space:
+            self._follow(increment)
+        return super().finish(increment)
+
+    def _follow(self, increment: Increment) -> None:
+        """Move the means of old classes, each in its own space, to where the changed shared part has them."""
+        before = self.applied(
+            increment.train, increment.rows, partial(self.features_by_step, shared=self._shared_with(self.teacher))
+        )
+        after = self.applied(increment.train, increment.rows, self.features_by_step)
+        spans = list(pairwise([0, *self.spaces]))[:-1]
+        by_space = (features.split(self.feature_dim, dim=1) for features in (before, after))
+        for space, ((first, last), old, new) in enumerate(zip(spans, *by_space, strict=False)):
+            drift = fit_drift(old, new, self.generator(increment, f"drift of space {space}"))
+            for means in (self.prototypes.means, self.statistics.means):
+                means[first:last] = drift(means[first:last])
+            if self.whitening is not None:
+                self.whitening.move(drift, space)
+
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
         self.prototypes.remember(features, targets)
         if self.config.released_increment is not None:
@@ -222,14 +247,14 @@ class CLLoRA(Pretrained):
             return self.untuned_features(images)
         return self.vit_features(images, [*_tunings(self.shared), *_tunings(self.specific[-1])])
 
-    def features_by_step(self, images: Tensor) -> Tensor:
+    def features_by_step(self, images: Tensor, shared: Sequence[Tuning] | None = None) -> Tensor:
         """Features under the LoRA of every tuning step side by side, [B, T * D]. The shared blocks are computed once,
-        and all LoRA are added to the weights, because nothing is trained here."""
+        and all LoRA are added to the weights, because nothing is trained here. `shared`: another shared part."""
         if not self.specific:
             return self.untuned_features(images)
         first = len(self.shared)
         with self.engine.autocast():
-            trunk = self.vit.through(self.vit.embed(images), _folded(self.shared), 0, first)
+            trunk = self.vit.through(self.vit.embed(images), shared or _folded(self.shared), 0, first)
             read = [self.vit.read(self.vit.through(trunk, _folded(loras), first)) for loras in self.specific]
         return torch.cat([features.float() for features in read], dim=1)
 

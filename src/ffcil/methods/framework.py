@@ -33,6 +33,10 @@ class Framework:
     """New classes that train a network again, as a share of those seen at its last training; 0: every step trains."""
     enough: int = int(FLOW_PARTS["enough"].off)
     """Fewest new classes of a step that tunes a pre-trained backbone; 1 turns it off."""
+    share: float = FLOW_PARTS["share"].off
+    """Fewest new classes of a step that opens a feature space, as a share of those seen before; 0 turns it off."""
+    follow: bool = False
+    """Whether the means of old classes follow a network that later steps change."""
     min_steps: int = int(FLOW_PARTS["min_steps"].off)
     """Fewest optimiser steps for tuning a pre-trained backbone on one step of the stream; 1 turns it off."""
     comparable: bool = False
@@ -99,6 +103,8 @@ class Framework:
 
 LACKING = {
     "compares_means": "which does not compare features with class means",
+    "drifts": "whose later steps do not change the space of stored class means",
+    "compares_spaces": "which does not open a feature space at every step",
     "retrains": "which does not train the same network at every step on exemplars",
 }
 """What a method is said to be that lacks an attribute."""

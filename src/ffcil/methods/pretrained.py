@@ -65,6 +65,9 @@ class Pretrained(Learner):
     compares_spaces: ClassVar[bool] = False
     """Whether the method scores classes in the spaces of different steps. It then defines `space_scores`, its scores
     pass through `compared`, and `flow.comparable` applies."""
+    drifts: ClassVar[bool] = False
+    """Whether later steps change the network of earlier spaces, in which class means are stored. The method then moves
+    the means if `flow.follow` is on."""
     training_only: ClassVar[tuple[str, ...]] = ()
     """Names of modules that prediction does not need."""
 
@@ -164,12 +167,15 @@ class Pretrained(Learner):
     @property
     def spaces(self) -> list[int]:
         """Number of classes in the first space, in the first two, ...; without `flow.enough`, a space is a step."""
-        return space_boundaries(self.boundaries, self.settings.framework.enough)
+        return self._spaces_of(self.boundaries)
 
     @property
     def opens_space(self) -> bool:
         """Whether the newest step opens a space after the first one."""
-        return len(self.spaces) > max(1, len(space_boundaries(self.boundaries[:-1], self.settings.framework.enough)))
+        return len(self.spaces) > max(1, len(self._spaces_of(self.boundaries[:-1])))
+
+    def _spaces_of(self, boundaries: Sequence[int]) -> list[int]:
+        return space_boundaries(boundaries, self.settings.framework.enough, self.settings.framework.share)
 
     @property
     def tunes(self) -> bool:
@@ -191,7 +197,7 @@ class Pretrained(Learner):
         """Whether each step so far tunes the network."""
         if not self.tunes_network:
             return [False] * len(self.boundaries)
-        return tuning_steps(self.boundaries, self.settings.framework.enough)
+        return tuning_steps(self.boundaries, self.settings.framework.enough, self.settings.framework.share)
 
     def phase(self, increment: Increment) -> Phase:
         """Epochs and learning rates of a step, with about `flow.min_steps` optimiser steps at least."""

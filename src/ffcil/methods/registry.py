@@ -62,7 +62,7 @@ def load_methods(path: str) -> None:
 def framework_of(config: RunConfig) -> Framework:
     """The parts of the framework that a configuration turns on for its method."""
     method = find_method(config.method)
-    has = {part.needs for part in FLOW_PARTS.values() if part.needs and getattr(method, part.needs)}
+    has = {part.needs for part in FLOW_PARTS.values() if part.needs and getattr(method, part.needs, False)}
     return Framework.resolve(config, method.own_alignment, method.pretrained, has)
 
 

@@ -7,7 +7,8 @@ give all classes the same weight; then they do not depend on how the classes wer
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -230,7 +231,8 @@ def ridge_errors(rows: Tensor, wanted: Tensor, fitted: int) -> Tensor:
     return torch.stack([(left @ (right / (spectrum + ridge)) - truth).square().mean() for ridge in RIDGES])
 
 
-class Drift(NamedTuple):
+@dataclass(frozen=True)
+class Drift:
     """A linear model of how features moved: f_new = f_old + A (f_old - centre) + shift."""
 
     change: Tensor

@@ -14,6 +14,7 @@ space of its own, call `grow(spaces)` and `add` the features in every space, wit
 covariance, because that of a space with few classes, or of the images that tuned it, says little about others.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -67,6 +68,13 @@ class Whitening(nn.Module):
         self.freedom += len(features) - len(present)
         self.sums[space] += here.means.sum(dim=0)
         self.classes[space] += len(present)
+        self._outdated = True
+
+    @torch.no_grad()
+    def move(self, drift: Callable[[Tensor], Tensor], space: int) -> None:
+        """Move the class means of a space by an affine map, [N, D] -> [N, D]. The covariance stays as it is."""
+        centre = (self.sums[space] / self.classes[space]).to(self.matrix)
+        self.sums[space] = self.classes[space] * drift(centre[None])[0]
         self._outdated = True
 
     def restart(self) -> None:

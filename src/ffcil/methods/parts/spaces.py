@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 
-def tuning_steps(boundaries: Sequence[int], enough: int) -> list[bool]:
-    """Whether each step tunes the network: whether it has at least `enough` classes.
+def tuning_steps(boundaries: Sequence[int], enough: int, share: float = 0.0) -> list[bool]:
+    """Whether each step tunes the network: whether it has enough classes.
 
     Args:
         boundaries: Number of classes seen after each step.
+        enough: Fewest classes.
+        share: Fewest classes as a share of those seen before the step.
     """
-    return [last - first >= enough for first, last in pairwise([0, *boundaries])]
+    return [last - first >= max(enough, share * first) for first, last in pairwise([0, *boundaries])]
 
 
 def gathering_steps(boundaries: Sequence[int], enough: int = 1, growth: float = 0.0) -> list[bool]:
@@ -32,7 +34,7 @@ def gathering_steps(boundaries: Sequence[int], enough: int = 1, growth: float = 
     return steps
 
 
-def space_boundaries(boundaries: Sequence[int], enough: int) -> list[int]:
+def space_boundaries(boundaries: Sequence[int], enough: int, share: float = 0.0) -> list[int]:
     """Number of classes in the first space, in the first two spaces, ...
 
     Every step that tunes the network opens a space, and the classes of other steps belong to the latest space. The
@@ -40,7 +42,7 @@ def space_boundaries(boundaries: Sequence[int], enough: int) -> list[int]:
     """
     spaces: list[int] = []
     tuned = False
-    for seen, tunes in zip(boundaries, tuning_steps(boundaries, enough), strict=True):
+    for seen, tunes in zip(boundaries, tuning_steps(boundaries, enough, share), strict=True):
         if not spaces or (tunes and tuned):
             spaces.append(seen)
         else:

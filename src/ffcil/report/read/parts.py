@@ -11,6 +11,8 @@ FLOW_NAMES = {
     "adjust": "adjusted loss",
     "growth": "gathered training",
     "enough": "minimum of classes",
+    "share": "spaces of large steps",
+    "follow": "means that follow",
     "min_steps": "minimum of optimiser steps",
     "comparable": "comparable scores",
     "shared_ridge": "shared ridge",
@@ -86,7 +88,7 @@ class Parts:
 
     @property
     def flow_names(self) -> list[str]:
-        """`flow` if all its parts that apply to this kind of method are on, `flow without ...` if all but one are."""
+        """`flow` if all its parts that apply to this kind of method are on, `flow without ...` if most are."""
         if not self.flow:
             return []
         whole = {
@@ -98,10 +100,10 @@ class Parts:
         if "whiten" in whole and "whiten" in self.flow:  # it replaces comparable scores
             whole.discard("comparable")
         missing, more = whole.difference(self.flow), [name for name in self.flow if name not in whole]
-        if self.aligned or len(missing) > 1:
+        if self.aligned or len(missing) > max(1, len(whole) // 3):
             return [FLOW_NAMES[name] for name in self.flow]
-        flow = f"flow without {FLOW_NAMES[missing.pop()]}" if missing else "flow"
-        return [flow, *(FLOW_NAMES[name] for name in more)]
+        without = " and ".join(FLOW_NAMES[name] for name in FLOW_PARTS if name in missing)
+        return [f"flow without {without}" if missing else "flow", *(FLOW_NAMES[name] for name in more)]
 
     @property
     def label(self) -> str:
