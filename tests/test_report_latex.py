@@ -139,10 +139,11 @@ def test_an_ablation_names_the_parts_of_flow(tmp_path: Path) -> None:
     facts["framework"]["alignment"] = facts["own_alignment"]
     (tmp_path / "wa" / "method.json").write_text(json.dumps(facts))
     made = ablations(load_runs(tmp_path))
-    assert [parts.label for parts in made[0].cells] == ["original", "CWM", "CWM + DIWA", "adjusted loss", "flow"]
+    of_flow = "adjusted loss + gathered training"
+    assert [parts.label for parts in made[0].cells] == ["original", "CWM", "CWM + DIWA", of_flow, "flow"]
     rows = table_rows(ablation_latex(made))
     assert {width(row) for row in rows} == {8}  # four parts and those of flow, two accuracies, n
-    assert [row[4].strip() for row in rows[2:]] == ["", "", "", "adjusted loss", "flow"]
+    assert [row[4].strip() for row in rows[2:]] == ["", "", "", of_flow, "flow"]
 
 
 def test_an_ablation_over_other_seeds_shows_its_pairs(tmp_path: Path) -> None:
