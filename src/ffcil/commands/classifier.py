@@ -41,10 +41,10 @@ def learn(
     ],
     recipe: Annotated[str | None, typer.Option(help="Recipe of a new classifier (default: own-images).")] = None,
     versions: Annotated[
-        int | None, typer.Option(help="Number of latest versions to keep, also later (default: 5).", min=1)
+        int | None, typer.Option(help="Number of latest versions to keep from now on (default: 5).", min=1)
     ] = None,
     days: Annotated[
-        float | None, typer.Option(help="Also remove versions that are older than this, also later.", min=0)
+        float | None, typer.Option(help="From now on, also remove versions older than this many days.", min=0)
     ] = None,
     assignments: Assignments = None,
     device: Device = None,
@@ -98,7 +98,7 @@ def predict(
     imports: Imports = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict the class of each image among all learned classes, and say which images are of none of them.
+    """Predict the class of each image among all learned classes, and say which images belong to none of them.
 
     Example: ffcil predict model photos/ --top 3 --false-alarms 1%
     """
@@ -134,7 +134,7 @@ def measure(
     model: Model,
     images: Annotated[Path, typer.Argument(metavar="IMAGES", help="Labelled images, in a form that `learn` reads.")],
     unknown: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Images of no known class: measure how many are found.")
+        Path | None, typer.Option(metavar="FOLDER", help="Images of no known class, to measure how many are found.")
     ] = None,
     false_alarms: FalseAlarms = None,
     assignments: Assignments = None,

@@ -56,7 +56,7 @@ def prepare(
     allow_outside: AllowOutside = False,
     as_json: AsJson = False,
 ) -> None:
-    """Download a data set if possible, and decode every image once. The same command resumes an interrupted one."""
+    """Download a data set if possible, and decode every image once. The same command resumes after an interruption."""
     from ffcil.data.catalogue import locate_source, prepare_dataset
 
     source_name, root = locate_source(name, data)

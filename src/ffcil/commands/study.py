@@ -19,10 +19,10 @@ def study(
             "figure-overhead and sensitivity."
         ),
     ],
-    dataset: Annotated[Texts, typer.Option(help="Run only these recipes, also others than the study's.")] = None,
-    methods: Annotated[Texts, typer.Option(help="Run only these methods, also others than the study's.")] = None,
+    dataset: Annotated[Texts, typer.Option(help="Run only these recipes; they need not be in the study.")] = None,
+    methods: Annotated[Texts, typer.Option(help="Run only these methods; they need not be in the study.")] = None,
     settings: Annotated[Texts, typer.Option(help="Run only these settings, for example FF.org,FF.flow.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="5 (0 to 4), 2-4, or 0,3,7-9 (default: the study's seeds).")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds: 5 (0 to 4), 2-4 or 0,3,7-9 (default: the study's).")] = None,
     assignments: Assignments = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the study (default: studies/NAME).")] = None,
     data: Annotated[Texts, typer.Option(metavar="[RECIPE=]PATH", help="Data set of one recipe, or of all.")] = None,
@@ -34,7 +34,7 @@ def study(
     slurm: Annotated[Texts, typer.Option(metavar="KEY=VALUE", help="Parameter of submitit: timeout_min=600.")] = None,
     patience: Annotated[
         float | None,
-        typer.Option(min=0.1, metavar="MINUTES", help="End and resume a run without progress for so long."),
+        typer.Option(min=0.1, metavar="MINUTES", help="End and resume a run without progress for this time."),
     ] = None,
     logs: Logs = None,
     imports: Imports = None,

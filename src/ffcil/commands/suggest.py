@@ -17,9 +17,11 @@ LABELLED = ("image", "label", "label_score", "class", "score", "wrong")
 
 def suggest(
     model: Model,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Images without labels, or with --labelled.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Images, without labels unless --labelled is given.")
+    ],
     labelled: Annotated[
-        bool, typer.Option("--labelled", help="The images have labels, in a form that `learn` reads: list wrong ones.")
+        bool, typer.Option("--labelled", help="List labels that look wrong, of images in a form that `learn` reads.")
     ] = False,
     count: Annotated[int, typer.Option(help="Number of images to label next.", min=1)] = 10,
     false_alarms: FalseAlarms = None,

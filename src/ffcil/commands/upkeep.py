@@ -24,7 +24,7 @@ def forget(
     device: Device = None,
     imports: Imports = None,
 ) -> None:
-    """Remove classes, as if they had never been learned. The method must be able to (anyarrival).
+    """Remove classes, as if they had never been learned. The method must support it, as anyarrival does.
 
     Example: ffcil forget model husky wolf
     """
@@ -38,8 +38,8 @@ def forget(
 
 def rename(
     model: Model,
-    old: Annotated[str, typer.Argument(metavar="OLD", help="Present name of the class.")],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="New name, which no class has.")],
+    old: Annotated[str, typer.Argument(metavar="OLD", help="Current name of the class.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="New name; no class may have it yet.")],
     device: Device = None,
     imports: Imports = None,
 ) -> None:
@@ -65,7 +65,7 @@ def correct(
     imports: Imports = None,
     allow_outside: AllowOutside = False,
 ) -> None:
-    """Give learned images their right labels, as if they had been learned so. The method must be able to (anyarrival).
+    """Correct labels of learned images, as if right from the start. The method must support it, as anyarrival does.
 
     A label may be a new class. Paths are relative to the file.
 
@@ -85,7 +85,7 @@ def undo(
         int | None, typer.Option(metavar="VERSION", help="Version to return to (default: before the last change).")
     ] = None,
 ) -> None:
-    """Return to an earlier version. No version is removed, so that `ffcil undo MODEL --to VERSION` can return from it.
+    """Return to an earlier version. No version is removed, so `ffcil undo MODEL --to VERSION` can go forward again.
 
     Example: ffcil undo model --to 3
     """

@@ -44,7 +44,7 @@ class EqualArrivals(DrawnArrivals):
 
 
 class HalfArrivals(DrawnArrivals):
-    """The first step brings half of the classes, equal steps bring the others."""
+    """The first step brings half of the classes; equal steps bring the others."""
 
     kind: Literal["half"] = "half"
 

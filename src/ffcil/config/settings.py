@@ -101,7 +101,7 @@ class HaSettings(Settings):
     """Head-Agnostic Alignment, for pre-trained methods. Of its constants, the paper gives only `surrogates`."""
 
     use: bool | None = None
-    """Whether to use HA; null: if `framework` is `paper`."""
+    """Whether to use HA; null: true if `framework` is `paper`, else false."""
     surrogates: int = Field(20, ge=0)
     """Number of features sampled per earlier class, paper eq. (15); 0 is an ablation of the paper."""
     identity: Annotated[Literal["sum", "mean", "none"], BeforeValidator(identity_term)] = "sum"
@@ -109,7 +109,8 @@ class HaSettings(Settings):
     the squared distance, a sum over the features. `mean` divides it by the number of features, as a mean squared error
     does; eq. (16) may mean it. `none` is an ablation of the paper."""
     identity_weight: float = Field(1.0, gt=0)
-    """Weight of this penalty. With `sum` and 1, as printed in the paper, features of a large norm hardly move."""
+    """Weight of the `identity` penalty. With `sum` and 1, as printed in the paper, features of a large norm hardly
+    move."""
     bottleneck: PositiveInt = 64
     """Hidden size of the alignment network."""
     epochs: PositiveInt = 10
@@ -136,21 +137,22 @@ class FlowSettings(Settings):
     growth: float | None = Field(
         None,
         ge=0,
-        description="How many new classes train a network again, as a share of the classes seen at its last training. "
-        "Until so many have come, in one step or in several, a new class gets a row of the head, and the network stays "
-        "as it is. For methods that train one network with exemplars; 0: every step trains; "
+        description="Number of new classes after which the network is trained again, as a share of the classes seen at "
+        "its last training. Until so many have come, in one step or in several, a new class gets a row of the head, and "
+        "the network stays as it is. For methods that train one network with exemplars; 0: every step trains; "
         f"{meaning_of_null('growth')}",
     )
     enough: PositiveInt | None = Field(
         None,
-        description="Fewest new classes of a step that tunes a pre-trained backbone. The classes of a smaller step are "
-        f"learned in the feature space of the latest step that tuned it; {meaning_of_null('enough')}",
+        description="Smallest number of new classes with which a step tunes a pre-trained backbone. The classes of a "
+        f"smaller step are learned in the feature space of the latest step that tuned it; {meaning_of_null('enough')}",
     )
     share: float | None = Field(
         None,
         ge=0,
-        description="Fewest new classes of a step that tunes the network of a method with a feature space per step, as "
-        "a share of the classes seen before. The classes of a smaller step are learned in the latest space; "
+        description="Smallest number of new classes with which a step tunes the network of a method with a feature "
+        "space per step, as a share of the classes seen before. The classes of a smaller step are learned in the latest "
+        "space; "
         f"{meaning_of_null('share')}",
     )
     follow: bool | None = Field(
@@ -160,18 +162,18 @@ class FlowSettings(Settings):
     )
     min_steps: PositiveInt | None = Field(
         None,
-        description="Fewest optimiser steps for tuning a pre-trained backbone on one step of the stream; if the epochs "
-        f"have fewer, epochs are added, to the nearest whole epoch; {meaning_of_null('min_steps')}",
+        description="Smallest number of optimiser steps for tuning a pre-trained backbone on one step of the stream. "
+        f"If the epochs have fewer, epochs are added, to the nearest whole epoch; {meaning_of_null('min_steps')}",
     )
     comparable: bool | None = None
     """Whether scores from the feature spaces of different steps are standardised before they are compared (CL-LoRA and
-    EASE); null: if `framework` is `flow` and `whiten` is off, because whitened features have comparable cosines."""
+    EASE); null: true if `framework` is `flow` and `whiten` is off. Whitened features have comparable cosines anyway."""
     shared_ridge: bool | None = None
     """Whether the held-out errors of all steps so far choose the ridge of an analytic head, again at every step (RanPAC
-    and MoAL); null: if `framework` is `flow`."""
+    and MoAL); null: true if `framework` is `flow`, else false."""
     whiten: bool | None = None
     """Whether features are compared with class means in the metric of their covariance within classes, which is summed
-    over all images seen (SimpleCIL, APER, CL-LoRA and EASE); null: if `framework` is `flow` and HA is off."""
+    over all images seen (SimpleCIL, APER, CL-LoRA and EASE); null: true if `framework` is `flow` and HA is off."""
 
 
 class RunConfig(Settings):
