@@ -138,8 +138,8 @@ class FlowSettings(Settings):
         None,
         ge=0,
         description="Number of new classes after which the network is trained again, as a share of the classes seen at "
-        "its last training. Until so many have come, in one step or in several, a new class gets a row of the head, and "
-        "the network stays as it is. For methods that train one network with exemplars; 0: every step trains; "
+        "its last training. Until so many have come, in one step or in several, a new class gets a row of the head, "
+        "and the network stays as it is. For methods that train one network with exemplars; 0: every step trains; "
         f"{meaning_of_null('growth')}",
     )
     enough: PositiveInt | None = Field(
@@ -151,9 +151,8 @@ class FlowSettings(Settings):
         None,
         ge=0,
         description="Smallest number of new classes with which a step tunes the network of a method with a feature "
-        "space per step, as a share of the classes seen before. The classes of a smaller step are learned in the latest "
-        "space; "
-        f"{meaning_of_null('share')}",
+        "space per step, as a share of the classes seen before. The classes of a smaller step are learned in the "
+        f"latest space; {meaning_of_null('share')}",
     )
     follow: bool | None = Field(
         None,
