@@ -95,6 +95,16 @@ def test_runs_that_stored_flow_before_it_gathered_classes_stay_as_they_were() ->
     assert given.flow.growth is None
 
 
+@pytest.mark.parametrize("name", FLOW_PARTS)
+@pytest.mark.parametrize("method", ["cllora", "icarl"])
+def test_a_user_who_turns_one_part_off_keeps_the_others(method: str, name: str) -> None:
+    whole, less = (
+        flow_of(resolved(method, framework="flow", flow=flow)) for flow in ({}, {name: FLOW_PARTS[name].off})
+    )
+    freed = {"comparable": True} if (method, name) == ("cllora", "whiten") else {}  # it is off beside `whiten`
+    assert less == {**whole, name: FLOW_PARTS[name].off, **freed}
+
+
 def test_runs_that_stored_flow_before_it_whitened_stay_as_they_were() -> None:
     now = resolve("cars-vit-tiny", {"method": "cllora", "framework": "flow"})
     stored = now.model_dump(mode="json")
