@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,18 @@ def test_without_small_steps_nothing_changes(make_learner: Make, method: str) ->
             learner.learn(increment)
     state, other = (learner.state_dict() for learner in learners)
     assert all(torch.equal(value, other[name]) for name, value in state.items())
+
+
+@pytest.mark.parametrize(("method", "growth"), [("finetune", None), ("replay", 0), ("replay", 0.5)])
+def test_a_step_with_known_classes_only_trains(make_learner: Make, method: str, growth: float | None) -> None:
+    """As in a method with `takes_known_classes`."""
+    learner = make_learner(method=method, flow={"growth": growth}, train=SHORT)
+    first = small_stream([3], [4] * 3)[0]
+    learner.learn(first)
+    before = copy.deepcopy(learner.backbone.state_dict())
+    notes = learner.learn(replace(first, step=2, seen_before=3))
+    assert notes["trained_parameters"] == sum(p.numel() for p in learner.parameters())
+    assert not all(torch.equal(value, before[name]) for name, value in learner.backbone.state_dict().items())
 
 
 def test_a_training_learns_the_classes_that_waited(make_learner: Make) -> None:
