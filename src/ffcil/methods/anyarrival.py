@@ -360,6 +360,11 @@ class AnyArrival(Pretrained):
                 f"options.adapt={self.config.adapt} cannot {task}, because the network is trained on images: create "
                 "the classifier with options.adapt=never, or return to an earlier version with ffcil undo."
             )
+        if self.ha is not None:
+            raise InputError(
+                f"ha.use=true cannot {task}, because HA is trained on images: create the classifier with ha.use=false, "
+                "or return to an earlier version with ffcil undo."
+            )
 
     def _check_kept(self, task: str) -> None:
         if self.config.keep != "features":
