@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -38,16 +38,17 @@ def fields(method: str, **flow: Any) -> dict[str, Any]:
 # --- which steps train ----------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.floats(0, 2))
-def test_a_step_trains_when_enough_classes_have_come(sizes: list[int], growth: float) -> None:
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(0, 200))
+@example([100, 7], 7)  # 0.07 * 100 > 7 in floating point
+def test_a_step_trains_when_enough_classes_have_come(sizes: list[int], percent: int) -> None:
     boundaries = torch.tensor(sizes).cumsum(0).tolist()
     trained, gathered, expected = 0, 0, []
     for size in sizes:
         gathered += size
-        expected.append(gathered >= growth * trained)
+        expected.append(100 * gathered >= percent * trained)
         if expected[-1]:
             trained, gathered = trained + gathered, 0
-    assert gathering_steps(boundaries, growth=growth) == expected
+    assert gathering_steps(boundaries, growth=percent / 100) == expected
 
 
 def test_ten_equal_steps_train_at_each_step_under_flow() -> None:
