@@ -75,6 +75,14 @@ class AnyArrivalConfig(MethodConfig):
             raise ValueError(f"adapt={self.adapt} moves kept features: set keep=features, or adapt=never")
         return self
 
+    @model_validator(mode="after")
+    def _each_class_waits(self) -> Self:
+        if self.adapt == "gathered" and self.waiting < self.enough:
+            raise ValueError(
+                f"waiting={self.waiting} is less than one image for each of enough={self.enough} classes: raise it"
+            )
+        return self
+
 
 @register("anyarrival")
 class AnyArrival(Pretrained):
