@@ -14,23 +14,24 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
-def _sentence(error: ValidationError) -> str:
+def _sentence(error: ValidationError, place: str) -> str:
     first = error.errors()[0]
     parts = list(first["loc"])
     if parts[:1] == ["arrivals"]:
         del parts[1:2]  # pydantic inserts the kind of arrivals here
-    place = ".".join(map(str, parts))
+    name = ".".join(filter(None, (place, *map(str, parts))))
     message = first["msg"].removeprefix("Value error, ").removesuffix(".")
     given = "" if isinstance(first["input"], Mapping | BaseModel) else f", not {first['input']!r}"
-    return f"Bad value for {place or 'the configuration'}: {message}{given}."
+    return f"Bad value for {name or 'the configuration'}: {message}{given}."
 
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def validate(model: type[Model], settings: Mapping[str, Any]) -> Model:
-    """Build `model` from `settings`, or raise an `InputError` of one sentence."""
+def validate(model: type[Model], settings: Mapping[str, Any], place: str = "") -> Model:
+    """Build `model` from `settings`, which are the value of the field `place`, or raise an `InputError` of one
+    sentence."""
     try:
         return model.model_validate(settings)
     except ValidationError as error:
-        raise InputError(_sentence(error)) from error
+        raise InputError(_sentence(error, place)) from error
