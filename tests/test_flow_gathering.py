@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from conftest import SHORT, Make, OnEpoch, seeded, small_config, small_stream
 from ffcil.config.flow import FLOW_PARTS
+from ffcil.methods.finetune import Finetune
 from ffcil.methods.parts.spaces import gathering_steps
 from ffcil.models.new_rows import fit_new_rows
 from ffcil.runs.run import Run
@@ -123,6 +124,13 @@ def test_a_step_with_known_classes_only_trains(make_learner: Make, method: str, 
     notes = learner.learn(replace(first, step=2, seen_before=3))
     assert notes["trained_parameters"] == sum(p.numel() for p in learner.parameters())
     assert not all(torch.equal(value, before[name]) for name, value in learner.backbone.state_dict().items())
+
+
+def test_only_methods_with_exemplars_retrain(make_learner: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without images of old classes, rows of new ones would win everywhere."""
+    monkeypatch.setattr(Finetune, "retrains", True)
+    with pytest.raises(TypeError, match="Finetune has retrains = True without exemplars: set uses_memory = True"):
+        make_learner(method="finetune")
 
 
 def test_a_training_learns_the_classes_that_waited(make_learner: Make) -> None:

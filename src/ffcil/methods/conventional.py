@@ -34,6 +34,8 @@ class Conventional(Learner):
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
+        if self.retrains and not self.uses_memory:
+            raise TypeError(f"{type(self).__name__} has retrains = True without exemplars: set uses_memory = True")
         self.backbone = self.build_backbone()
         width, device = self.backbone.feature_dim, self.engine.device
         self.head = GrowingLinear(width).to(device)
