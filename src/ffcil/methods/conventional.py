@@ -74,7 +74,7 @@ class Conventional(Learner):
 
     @property
     def waits(self) -> bool:
-        before, now = [0, *self.boundaries][-2:]  # a step with images of known classes only always trains
+        before, now = [0, 0, *self.boundaries][-2:]  # a step with images of known classes only always trains
         return now > before and not gathering_steps(self.boundaries, growth=self.settings.framework.growth)[-1]
 
     def begin(self, increment: Increment) -> None:

@@ -393,8 +393,8 @@ class Pretrained(Learner):
         settings = self.settings.framework.ha
         assert settings is not None
         training = AlignmentTraining(settings, self.classify, self.reduce, self.engine, self.may_collapse)
-        # surrogates only of classes without features here; those that waited for this step have some
-        known = (self.statistics, min(int(targets.min()), increment.seen_before))
+        waited = len(targets) > len(increment.rows)  # all images of earlier classes have their features here
+        known = (self.statistics, 0 if waited else increment.seen_before)
         return training.train(alignment, features, targets, known, self.generator(increment, "HA"))
 
     def deployed(self) -> Iterable[nn.Module]:
