@@ -305,3 +305,16 @@ def test_surrogates_of_all_classes_protect_them_when_images_of_one_class_come_ag
         ({0}, 4),
         ({2}, 4),
     ]
+
+
+def test_statistics_of_a_class_that_comes_again_are_of_all_its_images(make_learner: Make) -> None:
+    learner, increment = make_learner(method="anyarrival", framework="paper", ha={"epochs": 1}), small_stream([3])[0]
+    rows = torch.arange(len(increment.train))
+    later = (increment.train.labels == 1) & (rows % 4 == 0)
+    learner.learn(replace(increment, rows=rows[~later]))
+    learner.learn(replace(increment, step=2, seen_before=3, rows=rows[later]))
+    features = torch.cat(list(learner.over(increment.train.images, rows, learner.features)))
+    for label in range(3):
+        own = features[increment.train.labels == label]
+        torch.testing.assert_close(learner.statistics.means[label], own.mean(dim=0), rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(learner.statistics.spreads[label], own.std(dim=0), rtol=1e-2, atol=1e-2)

@@ -238,6 +238,19 @@ class AnyArrival(Pretrained):
         self._solve()
         return {"shrinkage": self.shrinkage, "temperature": self.calibration.temperature}
 
+    def finish(self, increment: Increment) -> dict[str, Any]:
+        notes = super().finish(increment)
+        if self.ha is not None:
+            self._remember_again(increment)
+        return notes
+
+    def _remember_again(self, increment: Increment) -> None:
+        """Compute the statistics of known classes that came again from all of their kept features, not the new ones."""
+        targets = increment.train.labels[increment.rows]
+        again = torch.isin(self.kept.targets, targets[targets < increment.seen_before])
+        if again.any():
+            self.statistics.remember(self.kept.features[again].float(), self.kept.targets[again])
+
     @torch.no_grad()
     def _solve(self) -> None:
         """Compute the head from the sums, and choose what the sums do not determine."""
