@@ -1,9 +1,10 @@
 """`Settings`, the base class of everything that is configured, and `validate`, which builds one."""
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from ffcil.errors import InputError
 
@@ -12,6 +13,28 @@ class Settings(BaseModel):
     """Base class of all settings. They are immutable, and unknown fields are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _true_is_no_number(cls, settings: Any) -> Any:
+        """Refuse true and false for numbers: pydantic takes them as 1 and 0."""
+        for name, value in settings.items() if isinstance(settings, Mapping) else ():
+            if isinstance(value, bool) and name in cls.model_fields and _is_number(cls, name):
+                raise ValueError(f"{name} is a number, not {str(value).lower()}")
+        return settings
+
+
+@cache
+def _is_number(model: type[BaseModel], field: str) -> bool:
+    """Whether a field is a number and not also true or false."""
+    kinds = _kinds(model.model_fields[field].annotation)
+    return bool(kinds & {int, float}) and bool not in kinds
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """All types in an annotation such as `int | None`."""
+    parts = get_args(annotation)
+    return {annotation}.union(*map(_kinds, parts)) if parts else {annotation}
 
 
 def _sentence(error: ValidationError, place: str) -> str:
