@@ -47,6 +47,8 @@ FEWEST, MOST = 100, 5_000
 
 
 class AnyArrivalConfig(MethodConfig):
+    """AnyArrival's own fields."""
+
     blocks: NonNegativeInt | None = None
     """Number of last blocks (or stages) of the network whose mean patch features are read beside its own features.
     null: half of them and one."""
