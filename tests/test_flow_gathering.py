@@ -213,3 +213,10 @@ def test_few_images_give_finite_rows(counts: list[int]) -> None:
     weight, bias = fit_new_rows(1000 * features, targets, nn.Linear(5, 2)(features).detach(), 3, decay=1e-5)
     assert weight.isfinite().all()
     assert bias.isfinite().all()
+
+
+@pytest.mark.parametrize(("classes", "decay"), [(2, 0.1), (1, 0.1), (3, 0.0)])
+def test_rows_that_cannot_be_fitted_are_refused(classes: int, decay: float) -> None:
+    features, targets = images([3, 3])
+    with pytest.raises(ValueError, match=rf"classes={classes} must be above 2, and decay={decay} above 0"):
+        fit_new_rows(features, targets, torch.zeros(6, 2), classes, decay)
