@@ -24,8 +24,9 @@ def changed_config(folder: Path, config: Mapping[str, Any], changes: Mapping[str
         raise InputError(
             f"The classifier in {folder} uses method {config['method']!r}, which is not registered: add --import FILE."
         )
-    # both are completed, because a classifier of an earlier version lacks fields or has them in another form
-    saved, changed = (complete(build_config(merge_overrides(config, new))) for new in ({}, changes))
+    # completed, because a classifier of an earlier version lacks fields or has them in another form
+    saved = complete(build_config(config))
+    changed = build_config(merge_overrides(saved.model_dump(mode="json"), changes))
     before, after = (settings.model_dump(mode="json") for settings in (saved, changed))
     differing = [key for key, value in after.items() if value != before[key]]
     if fixed := sorted(set(differing) - {*CHANGEABLE, *UNUSED}):
