@@ -202,6 +202,16 @@ def test_what_the_network_has_seen_cannot_be_removed(make_learner: Make, adapt: 
         learner.remove(stream.train)
 
 
+def test_an_image_of_each_class_must_be_able_to_wait(make_learner: Make) -> None:
+    """With three classes and two images, every class would keep the same number of images: none."""
+    targets = torch.arange(3)
+    assert not len(evenly(targets, targets, 2))
+    with pytest.raises(InputError, match=r"waiting=2 is less than one image for each of enough=3 classes: raise it"):
+        make_learner(**fields("gathered", enough=3, waiting=2))
+    make_learner(**fields("gathered", enough=3, waiting=3))
+    make_learner(**fields("first", enough=3, waiting=2))
+
+
 def test_sums_alone_cannot_follow_a_network(make_learner: Make) -> None:
     with pytest.raises(InputError, match="adapt=first moves kept features: set keep=features"):
         make_learner(**fields("first", keep="statistics"))

@@ -181,6 +181,15 @@ def test_statistics_refuse_what_needs_features() -> None:
         learner.remove(pictures())
 
 
+def test_what_ha_has_seen_cannot_be_removed(make_learner: Make) -> None:
+    learner, stream = make_learner(method="anyarrival", framework="paper", ha={"epochs": 1}), small_stream([2])
+    learner.learn(stream[0])
+    with pytest.raises(InputError, match=r"^ha.use=true cannot forget classes, .* ha.use=false, or"):
+        learner.forget([0])
+    with pytest.raises(InputError, match=r"^ha.use=true cannot remove images, .* ha.use=false, or"):
+        learner.remove(stream.train)
+
+
 def test_all_images_can_be_removed_and_others_learned_afterwards() -> None:
     learner, images = pixels_learner(), pictures()
     order = teach(learner, images, at_once(range(IMAGES)))

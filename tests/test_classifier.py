@@ -423,6 +423,20 @@ def test_a_classifier_of_the_version_with_robust_goes_on(tmp_path: Path, method:
     assert len(taught.class_names) == 3
 
 
+def test_a_classifier_from_before_an_option_was_added_goes_on_with_its_own_configuration(tmp_path: Path) -> None:
+    """As `ffcil learn MODEL IMAGES --recipe own-images` does, also with a folder that has a classifier."""
+    first, second, _ = parts(coloured_images([6] * 6, 1))
+    config = config_of(method="anyarrival")
+    teach(tmp_path, [first], config, device="cpu")
+    state = load_state(tmp_path / MODEL, "")
+    options = {name: value for name, value in state["config"]["options"].items() if name != "rank"}
+    save_state(tmp_path / MODEL, {**state, "config": {**state["config"], "options": options}})
+    taught, _ = teach(tmp_path, [second], config, device="cpu")
+    assert len(taught.class_names) == 3
+    with pytest.raises(InputError, match="The options of the classifier"):
+        teach(tmp_path, [second], config_of(method="anyarrival", options={"rank": 3}), device="cpu")
+
+
 def test_another_classifier_is_not_overwritten(tmp_path: Path) -> None:
     first, second, _ = parts(coloured_images([6] * 6, 1))
     one, other = (Classifier(config_of(method="simplecil"), "cpu") for _ in range(2))

@@ -2,18 +2,20 @@
 
 import copy
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from conftest import SHORT, Make, OnEpoch, seeded, small_config, small_stream
 from ffcil.config.flow import FLOW_PARTS
+from ffcil.methods.finetune import Finetune
 from ffcil.methods.parts.spaces import gathering_steps
 from ffcil.models.new_rows import fit_new_rows
 from ffcil.runs.run import Run
@@ -37,16 +39,17 @@ def fields(method: str, **flow: Any) -> dict[str, Any]:
 # --- which steps train ----------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.floats(0, 2))
-def test_a_step_trains_when_enough_classes_have_come(sizes: list[int], growth: float) -> None:
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(0, 200))
+@example([100, 7], 7)  # 0.07 * 100 > 7 in floating point
+def test_a_step_trains_when_enough_classes_have_come(sizes: list[int], percent: int) -> None:
     boundaries = torch.tensor(sizes).cumsum(0).tolist()
     trained, gathered, expected = 0, 0, []
     for size in sizes:
         gathered += size
-        expected.append(gathered >= growth * trained)
+        expected.append(100 * gathered >= percent * trained)
         if expected[-1]:
             trained, gathered = trained + gathered, 0
-    assert gathering_steps(boundaries, growth=growth) == expected
+    assert gathering_steps(boundaries, growth=percent / 100) == expected
 
 
 def test_ten_equal_steps_train_at_each_step_under_flow() -> None:
@@ -109,6 +112,25 @@ def test_without_small_steps_nothing_changes(make_learner: Make, method: str) ->
             learner.learn(increment)
     state, other = (learner.state_dict() for learner in learners)
     assert all(torch.equal(value, other[name]) for name, value in state.items())
+
+
+@pytest.mark.parametrize(("method", "growth"), [("finetune", None), ("replay", 0), ("replay", 0.5)])
+def test_a_step_with_known_classes_only_trains(make_learner: Make, method: str, growth: float | None) -> None:
+    """As in a method with `takes_known_classes`."""
+    learner = make_learner(method=method, flow={"growth": growth}, train=SHORT)
+    first = small_stream([3], [4] * 3)[0]
+    learner.learn(first)
+    before = copy.deepcopy(learner.backbone.state_dict())
+    notes = learner.learn(replace(first, step=2, seen_before=3))
+    assert notes["trained_parameters"] == sum(p.numel() for p in learner.parameters())
+    assert not all(torch.equal(value, before[name]) for name, value in learner.backbone.state_dict().items())
+
+
+def test_only_methods_with_exemplars_retrain(make_learner: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without images of old classes, rows of new ones would win everywhere."""
+    monkeypatch.setattr(Finetune, "retrains", True)
+    with pytest.raises(TypeError, match="Finetune has retrains = True without exemplars: set uses_memory = True"):
+        make_learner(method="finetune")
 
 
 def test_a_training_learns_the_classes_that_waited(make_learner: Make) -> None:
@@ -191,3 +213,10 @@ def test_few_images_give_finite_rows(counts: list[int]) -> None:
     weight, bias = fit_new_rows(1000 * features, targets, nn.Linear(5, 2)(features).detach(), 3, decay=1e-5)
     assert weight.isfinite().all()
     assert bias.isfinite().all()
+
+
+@pytest.mark.parametrize(("classes", "decay"), [(2, 0.1), (1, 0.1), (3, 0.0)])
+def test_rows_that_cannot_be_fitted_are_refused(classes: int, decay: float) -> None:
+    features, targets = images([3, 3])
+    with pytest.raises(ValueError, match=rf"classes={classes} must be above 2, and decay={decay} above 0"):
+        fit_new_rows(features, targets, torch.zeros(6, 2), classes, decay)

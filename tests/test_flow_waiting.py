@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -93,14 +93,15 @@ def test_a_step_with_a_small_share_of_the_classes_opens_no_space(make_learner: M
         assert learner.predictions(increment)[learner.scored].max() < increment.seen_now
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 4), st.floats(0, 1))
-def test_which_steps_tune(sizes: list[int], enough: int, share: float) -> None:
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(1, 4), st.integers(0, 100))
+@example([100, 7], 1, 7)  # 0.07 * 100 > 7 in floating point
+def test_which_steps_tune(sizes: list[int], enough: int, percent: int) -> None:
     seen, boundaries, expected = 0, [], []
     for size in sizes:
-        expected.append(size >= enough and size >= share * seen)
+        expected.append(size >= enough and 100 * size >= percent * seen)
         seen += size
         boundaries.append(seen)
-    assert tuning_steps(boundaries, enough, share) == expected
+    assert tuning_steps(boundaries, enough, percent / 100) == expected
 
 
 @pytest.mark.parametrize("method", TRAINED)

@@ -95,6 +95,16 @@ def test_runs_that_stored_flow_before_it_gathered_classes_stay_as_they_were() ->
     assert given.flow.growth is None
 
 
+@pytest.mark.parametrize("name", FLOW_PARTS)
+@pytest.mark.parametrize("method", ["cllora", "icarl"])
+def test_a_user_who_turns_one_part_off_keeps_the_others(method: str, name: str) -> None:
+    whole, less = (
+        flow_of(resolved(method, framework="flow", flow=flow)) for flow in ({}, {name: FLOW_PARTS[name].off})
+    )
+    freed = {"comparable": True} if (method, name) == ("cllora", "whiten") else {}  # it is off beside `whiten`
+    assert less == {**whole, name: FLOW_PARTS[name].off, **freed}
+
+
 def test_runs_that_stored_flow_before_it_whitened_stay_as_they_were() -> None:
     now = resolve("cars-vit-tiny", {"method": "cllora", "framework": "flow"})
     stored = now.model_dump(mode="json")
@@ -142,7 +152,8 @@ def test_each_part_can_be_set_alone(method: str, fields: dict[str, Any], expecte
         ("icarl", "comparable", True, "which trains from scratch"),
         ("icarl", "shared_ridge", True, "which trains from scratch"),
         ("icarl", "whiten", True, "which trains from scratch"),
-        ("moal", "share", 0.5, "which does not open a feature space at every step"),
+        ("tuna", "share", 0.5, "which does not compare classes in the feature spaces of different steps"),
+        ("moal", "share", 0.5, "which does not compare classes in the feature spaces of different steps"),
         ("ease", "follow", True, "whose later steps do not change the space of stored class means"),
         ("moal", "whiten", True, "which does not compare features with class means"),
     ],

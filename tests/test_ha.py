@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -282,3 +283,38 @@ def test_the_guard_keeps_only_what_helps_on_held_out_features(harmful: bool) -> 
     assert unchanged is harmful
     correct = (alignment(features) @ rows.T).argmax(dim=1) == targets
     assert correct.float().mean() > 0.95
+
+
+def test_surrogates_of_all_classes_protect_them_when_images_of_one_class_come_again(
+    make_learner: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[tuple[Tensor, int]] = []
+
+    def train(self: object, alignment: object, features: Tensor, targets: Tensor, known: Any, *_: object) -> Any:
+        trained.append((targets, known[1]))
+        return {}
+
+    monkeypatch.setattr(AlignmentTraining, "train", train)
+    learner, increment = make_learner(method="anyarrival", framework="paper"), small_stream([4])[0]
+    learner.learn(increment)
+    for label in (0, 2):
+        again = (increment.train.labels == label).nonzero().flatten()[:3]
+        learner.learn(replace(increment, step=2, seen_before=4, rows=again))
+    assert [(set(targets.tolist()), earlier) for targets, earlier in trained] == [
+        ({0, 1, 2, 3}, 0),
+        ({0}, 4),
+        ({2}, 4),
+    ]
+
+
+def test_statistics_of_a_class_that_comes_again_are_of_all_its_images(make_learner: Make) -> None:
+    learner, increment = make_learner(method="anyarrival", framework="paper", ha={"epochs": 1}), small_stream([3])[0]
+    rows = torch.arange(len(increment.train))
+    later = (increment.train.labels == 1) & (rows % 4 == 0)
+    learner.learn(replace(increment, rows=rows[~later]))
+    learner.learn(replace(increment, step=2, seen_before=3, rows=rows[later]))
+    features = torch.cat(list(learner.over(increment.train.images, rows, learner.features)))
+    for label in range(3):
+        own = features[increment.train.labels == label]
+        torch.testing.assert_close(learner.statistics.means[label], own.mean(dim=0), rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(learner.statistics.spreads[label], own.std(dim=0), rtol=1e-2, atol=1e-2)

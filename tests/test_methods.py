@@ -236,8 +236,10 @@ def test_two_methods_with_one_name_are_an_error() -> None:
 def test_an_unknown_field_of_a_method_is_an_error(make_learner: Make) -> None:
     with pytest.raises(InputError, match=r"did you mean 'options.temperature'"):
         make_learner(method="icarl", options={"temprature": 3})
-    with pytest.raises(InputError, match=r"temperature.*greater than 0"):
+    with pytest.raises(InputError, match=r"^Bad value for options.temperature: Input should be greater than 0"):
         make_learner(method="icarl", options={"temperature": -3})
+    with pytest.raises(InputError, match=r"^Bad value for options: adapt=first moves kept features: set "):
+        make_learner(method="anyarrival", options={"adapt": "first", "keep": "statistics"})
 
 
 def plain_icarl(learner: Learner, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

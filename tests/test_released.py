@@ -391,6 +391,24 @@ def test_the_true_steps_are_scored_as_usual(make_learner: Make) -> None:
     assert (accuracy(predicted_samples(learner, step)["prototype"]) or 0) > 30
 
 
+@pytest.mark.parametrize(
+    ("released_increment", "flow", "sentence"),
+    [
+        (None, {"whiten": True}, "released=true goes on if numbers are not finite"),
+        (None, {"follow": True}, "released=true goes on if numbers are not finite"),
+        (3, {"share": 0.5}, "released_increment scores as the authors' code does"),
+        (3, {"enough": 2}, "released_increment scores as the authors' code does"),
+        (3, {"comparable": True}, "released_increment scores as the authors' code does"),
+    ],
+)
+def test_the_released_code_refuses_parts_of_flow_that_it_cannot_use(
+    make_learner: Make, released_increment: int | None, flow: dict[str, Any], sentence: str
+) -> None:
+    options = {"released": True, "released_increment": released_increment}
+    with pytest.raises(InputError, match=rf"^options\.{sentence}.*: set "):
+        make_learner(method="cllora", options=options, flow=flow)
+
+
 def test_assumed_steps_belong_to_the_released_code(make_learner: Make) -> None:
     with pytest.raises(InputError, match="belongs to the released code: set released=true"):
         make_learner(method="cllora", options={"released_increment": 4})

@@ -8,7 +8,7 @@ from ffcil.config.earlier import renewed
 from ffcil.config.resolve import build_config, merge_overrides
 from ffcil.config.settings import RunConfig
 from ffcil.errors import InputError
-from ffcil.methods import METHODS
+from ffcil.methods import METHODS, complete
 
 CHANGEABLE = ("weights", "memory", "train", "evaluate_batch", "checkpoint_seconds")
 """Fields of a configuration that may change between two steps, because nothing that was learned depends on them."""
@@ -24,8 +24,9 @@ def changed_config(folder: Path, config: Mapping[str, Any], changes: Mapping[str
         raise InputError(
             f"The classifier in {folder} uses method {config['method']!r}, which is not registered: add --import FILE."
         )
-    # both are built, because a classifier of an earlier version lacks fields or has them in another form
-    saved, changed = (build_config(merge_overrides(config, new)) for new in ({}, changes))
+    # completed, because a classifier of an earlier version lacks fields or has them in another form
+    saved = complete(build_config(config))
+    changed = build_config(merge_overrides(saved.model_dump(mode="json"), changes))
     before, after = (settings.model_dump(mode="json") for settings in (saved, changed))
     differing = [key for key, value in after.items() if value != before[key]]
     if fixed := sorted(set(differing) - {*CHANGEABLE, *UNUSED}):

@@ -1,9 +1,10 @@
 """`Settings`, the base class of everything that is configured, and `validate`, which builds one."""
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from ffcil.errors import InputError
 
@@ -13,24 +14,47 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _true_is_no_number(cls, settings: Any) -> Any:
+        """Refuse true and false for numbers: pydantic takes them as 1 and 0."""
+        for name, value in settings.items() if isinstance(settings, Mapping) else ():
+            if isinstance(value, bool) and name in cls.model_fields and _is_number(cls, name):
+                raise ValueError(f"{name} is a number, not {str(value).lower()}")
+        return settings
 
-def _sentence(error: ValidationError) -> str:
+
+@cache
+def _is_number(model: type[BaseModel], field: str) -> bool:
+    """Whether a field is a number and not also true or false."""
+    kinds = _kinds(model.model_fields[field].annotation)
+    return bool(kinds & {int, float}) and bool not in kinds
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """All types in an annotation such as `int | None`."""
+    parts = get_args(annotation)
+    return {annotation}.union(*map(_kinds, parts)) if parts else {annotation}
+
+
+def _sentence(error: ValidationError, place: str) -> str:
     first = error.errors()[0]
     parts = list(first["loc"])
     if parts[:1] == ["arrivals"]:
         del parts[1:2]  # pydantic inserts the kind of arrivals here
-    place = ".".join(map(str, parts))
+    name = ".".join(filter(None, (place, *map(str, parts))))
     message = first["msg"].removeprefix("Value error, ").removesuffix(".")
     given = "" if isinstance(first["input"], Mapping | BaseModel) else f", not {first['input']!r}"
-    return f"Bad value for {place or 'the configuration'}: {message}{given}."
+    return f"Bad value for {name or 'the configuration'}: {message}{given}."
 
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def validate(model: type[Model], settings: Mapping[str, Any]) -> Model:
-    """Build `model` from `settings`, or raise an `InputError` of one sentence."""
+def validate(model: type[Model], settings: Mapping[str, Any], place: str = "") -> Model:
+    """Build `model` from `settings`, which are the value of the field `place`, or raise an `InputError` of one
+    sentence."""
     try:
         return model.model_validate(settings)
     except ValidationError as error:
-        raise InputError(_sentence(error)) from error
+        raise InputError(_sentence(error, place)) from error

@@ -17,10 +17,13 @@ def identity_term(value: Any) -> Any:
 
 
 def _later_parts(fields: Mapping[str, Any], flow: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of `flow`, turned off, that did not exist yet when a run or a classifier stored all parts."""
-    if fields.get("framework") != "flow" or "shared_ridge" not in flow:
+    """The parts of `flow`, turned off, that did not exist yet when a run or a classifier stored all parts.
+
+    Settings that have only some of the first parts are a user's own, and all other parts keep their defaults."""
+    first = [name for name, part in FLOW_PARTS.items() if not part.later]
+    if fields.get("framework") != "flow" or not all(name in flow for name in first):
         return {}
-    later = {name: part for name, part in FLOW_PARTS.items() if part.needs and name not in flow}
+    later = {name: part for name, part in FLOW_PARTS.items() if part.later and name not in flow}
     return {name: part.off for name, part in later.items() if fields.get("method") in part.methods}
 
 

@@ -16,19 +16,28 @@ class FlowPart(NamedTuple):
     """Attribute that a method must have for it, such as `retrains`; empty: it applies to all of the kind."""
     methods: tuple[str, ...] = ()
     """The built-in methods that have this attribute."""
+    later: bool = False
+    """Whether it was added after the first version of `flow`, so that runs of then were stored without it."""
 
 
 FLOW_PARTS = {
     "adjust": FlowPart(1.0, 0.0, pretrained=False),
-    "growth": FlowPart(0.1, 0.0, pretrained=False, needs="retrains", methods=("bic", "icarl", "replay", "wa")),
+    "growth": FlowPart(
+        0.1, 0.0, pretrained=False, needs="retrains", methods=("bic", "icarl", "replay", "wa"), later=True
+    ),
     "enough": FlowPart(5, 1, pretrained=True),
-    "share": FlowPart(0.5, 0.0, pretrained=True, needs="compares_spaces", methods=("cllora", "ease")),
-    "follow": FlowPart(True, False, pretrained=True, needs="drifts", methods=("cllora",)),
+    "share": FlowPart(0.5, 0.0, pretrained=True, needs="compares_spaces", methods=("cllora", "ease"), later=True),
+    "follow": FlowPart(True, False, pretrained=True, needs="drifts", methods=("cllora",), later=True),
     "min_steps": FlowPart(100, 1, pretrained=True),
     "comparable": FlowPart(True, False, pretrained=True),
     "shared_ridge": FlowPart(True, False, pretrained=True),
     "whiten": FlowPart(
-        True, False, pretrained=True, needs="compares_means", methods=("aper", "cllora", "ease", "simplecil")
+        True,
+        False,
+        pretrained=True,
+        needs="compares_means",
+        methods=("aper", "cllora", "ease", "simplecil"),
+        later=True,
     ),
 }
 """The parts by the name of their field."""

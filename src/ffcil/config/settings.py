@@ -258,7 +258,7 @@ class RunConfig(Settings):
             del content["features"]
         for name, part in FLOW_PARTS.items() if "flow" in content else ():
             used = self.framework == "flow" and self.method in part.methods
-            if part.needs and getattr(self.flow, name) is None and not used:  # earlier versions did not have this part
+            if part.later and getattr(self.flow, name) is None and not used:
                 del content["flow"][name]
         if not self.ha.guard:
             del content["ha"]["guard"]

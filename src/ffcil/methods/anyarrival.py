@@ -47,6 +47,8 @@ FEWEST, MOST = 100, 5_000
 
 
 class AnyArrivalConfig(MethodConfig):
+    """AnyArrival's own fields."""
+
     blocks: NonNegativeInt | None = None
     """Number of last blocks (or stages) of the network whose mean patch features are read beside its own features.
     null: half of them and one."""
@@ -73,6 +75,14 @@ class AnyArrivalConfig(MethodConfig):
     def _kept_features_move(self) -> Self:
         if self.adapt != "never" and self.keep != "features":
             raise ValueError(f"adapt={self.adapt} moves kept features: set keep=features, or adapt=never")
+        return self
+
+    @model_validator(mode="after")
+    def _each_class_waits(self) -> Self:
+        if self.adapt == "gathered" and self.waiting < self.enough:
+            raise ValueError(
+                f"waiting={self.waiting} is less than one image for each of enough={self.enough} classes: raise it"
+            )
         return self
 
 
@@ -230,6 +240,19 @@ class AnyArrival(Pretrained):
         self._solve()
         return {"shrinkage": self.shrinkage, "temperature": self.calibration.temperature}
 
+    def finish(self, increment: Increment) -> dict[str, Any]:
+        notes = super().finish(increment)
+        if self.ha is not None:
+            self._remember_again(increment)
+        return notes
+
+    def _remember_again(self, increment: Increment) -> None:
+        """Compute the statistics of known classes that came again from all of their kept features, not the new ones."""
+        targets = increment.train.labels[increment.rows]
+        again = torch.isin(self.kept.targets, targets[targets < increment.seen_before])
+        if again.any():
+            self.statistics.remember(self.kept.features[again].float(), self.kept.targets[again])
+
     @torch.no_grad()
     def _solve(self) -> None:
         """Compute the head from the sums, and choose what the sums do not determine."""
@@ -359,6 +382,11 @@ class AnyArrival(Pretrained):
             raise InputError(
                 f"options.adapt={self.config.adapt} cannot {task}, because the network is trained on images: create "
                 "the classifier with options.adapt=never, or return to an earlier version with ffcil undo."
+            )
+        if self.ha is not None:
+            raise InputError(
+                f"ha.use=true cannot {task}, because HA is trained on images: create the classifier with ha.use=false, "
+                "or return to an earlier version with ffcil undo."
             )
 
     def _check_kept(self, task: str) -> None:

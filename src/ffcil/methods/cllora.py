@@ -123,9 +123,18 @@ class CLLoRA(Pretrained):
         """Head of the newest step's training."""
         self.register_buffer("teacher", torch.stack(self._shared_ups()).detach())
         """`up` of the shared LoRA at the end of the step before, [blocks, 2, rank, width]"""
+        flow = settings.framework
+        if self.config.released and (flow.whiten or flow.follow):
+            raise InputError(
+                "options.released=true goes on if numbers are not finite, which flow.whiten and flow.follow cannot: "
+                "set both of them to false."
+            )
         if self.config.released_increment is not None:
-            if settings.framework.enough > 1 or settings.framework.comparable or settings.framework.follow:
-                raise InputError("options.released_increment scores as the authors' code does: set framework=none.")
+            if flow.enough > 1 or flow.share or flow.comparable:
+                raise InputError(
+                    "options.released_increment scores as the authors' code does, without the parts of flow: set "
+                    "framework=none, and leave flow.enough, flow.share and flow.comparable at null."
+                )
             self.register_buffer("everywhere", torch.empty(0, 0, self.feature_dim, device=self.engine.device))
             """Mean of each class in the space of each step, [classes, steps, D]; 0 in steps after its own"""
 

@@ -34,6 +34,8 @@ class Conventional(Learner):
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
+        if self.retrains and not self.uses_memory:
+            raise TypeError(f"{type(self).__name__} has retrains = True without exemplars: set uses_memory = True")
         self.backbone = self.build_backbone()
         width, device = self.backbone.feature_dim, self.engine.device
         self.head = GrowingLinear(width).to(device)
@@ -72,7 +74,8 @@ class Conventional(Learner):
 
     @property
     def waits(self) -> bool:
-        return not gathering_steps(self.boundaries, growth=self.settings.framework.growth)[-1]
+        before, now = [0, 0, *self.boundaries][-2:]  # a step with images of known classes only always trains
+        return now > before and not gathering_steps(self.boundaries, growth=self.settings.framework.growth)[-1]
 
     def begin(self, increment: Increment) -> None:
         super().begin(increment)

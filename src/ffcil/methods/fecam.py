@@ -117,8 +117,8 @@ class FeCAM(Pretrained):
     """Every class has its own covariance of features: the paper's form for many images.
 
     Adapters and a cosine head are trained in the first step, or in the first with `flow.enough` classes, and then
-    frozen. Features are scaled to length 1 before
-    statistics are computed, as in the authors' scripts for a ViT, and covariances are shrunk once, as in the paper.
+    frozen. Features are scaled to length 1 before statistics are computed, as in the authors' scripts for a ViT, and
+    covariances are shrunk once, as in the paper.
 
     HA is trained on drawn features of earlier classes, which have the variances of these classes but not their
     correlations. The distance depends on correlations, so that HA can cost more than it brings.

@@ -104,7 +104,7 @@ class Framework:
 LACKING = {
     "compares_means": "which does not compare features with class means",
     "drifts": "whose later steps do not change the space of stored class means",
-    "compares_spaces": "which does not open a feature space at every step",
+    "compares_spaces": "which does not compare classes in the feature spaces of different steps",
     "retrains": "which does not train the same network at every step on exemplars",
 }
 """What a method is said to be that lacks an attribute."""

@@ -224,7 +224,7 @@ class Learner(nn.Module, ABC):
 
     @property
     def waits(self) -> bool:
-        """Whether the classes of the newest step wait for a later step: nothing grows, and nothing is trained."""
+        """Whether the classes of the newest step wait for a later one: `grow` is not called, and nothing is trained."""
         return False
 
     @property
@@ -320,7 +320,7 @@ class Learner(nn.Module, ABC):
             "training_images": len(training.source if training else increment.rows),
             "loss": finite_or_none(fitted.loss),
             "parameters": sum(p.numel() for module in self.deployed() for p in module.parameters()),
-            "trained_parameters": sum(p.numel() for p in self.parameters() if p.requires_grad and not self.waits),
+            "trained_parameters": 0 if self.waits else sum(p.numel() for p in self.parameters() if p.requires_grad),
             "peak_memory_bytes": torch.cuda.max_memory_allocated(self.engine.device) if on_gpu else None,
             **notes,
         }

@@ -48,7 +48,8 @@ class Pretrained(Learner):
     After the training of a step, the features of its images are extracted once (`extract_features`), the method fits
     its classifier to them (`fit_classifier`), HA is trained if it is on, and the statistics of the classes are stored.
 
-    A step with fewer classes than `flow.enough` does not tune the network: its classes are learned in the latest space.
+    A step with fewer classes than `flow.enough`, or than `flow.share` of those seen before, does not tune the network:
+    its classes are learned in the latest space.
     Classes that arrive before the first tuning are learned in the untuned space. At the first tuning their features are
     moved to the tuned space, and the classifier is fitted to them and to the step's features together.
     """
@@ -152,11 +153,9 @@ class Pretrained(Learner):
 
     def score_features(self, features: Tensor) -> Tensor:
         """Scores [B, classes] from the features of all these networks side by side, [B, D of all]."""
-        return (
-            self.compared(self.space_scores(features))
-            if self.compares_spaces
-            else self.classify(self.aligned(features))
-        )
+        if self.compares_spaces:
+            return self.compared(self.space_scores(features))
+        return self.classify(self.aligned(features))
 
     def space_scores(self, features: Tensor) -> Tensor:
         """The same scores before those of different spaces are made comparable, if `compares_spaces`."""
@@ -166,7 +165,8 @@ class Pretrained(Learner):
 
     @property
     def spaces(self) -> list[int]:
-        """Number of classes in the first space, in the first two, ...; without `flow.enough`, a space is a step."""
+        """Number of classes in the first space, in the first two, ...; without `flow.enough` and `flow.share`, a space
+        is a step."""
         return self._spaces_of(self.boundaries)
 
     @property
@@ -393,8 +393,8 @@ class Pretrained(Learner):
         settings = self.settings.framework.ha
         assert settings is not None
         training = AlignmentTraining(settings, self.classify, self.reduce, self.engine, self.may_collapse)
-        # surrogates only of classes without features here; those that waited for this step have some
-        known = (self.statistics, min(int(targets.min()), increment.seen_before))
+        waited = len(targets) > len(increment.rows)  # all images of earlier classes have their features here
+        known = (self.statistics, 0 if waited else increment.seen_before)
         return training.train(alignment, features, targets, known, self.generator(increment, "HA"))
 
     def deployed(self) -> Iterable[nn.Module]:

@@ -92,7 +92,7 @@ def complete(config: RunConfig) -> RunConfig:
             if not known:
                 raise InputError(f"Method {config.method!r} has no fields of its own: remove options.{option}.")
             raise unknown(f"field of method {config.method}", f"options.{option}", known)
-    options = validate(method.Config, config.options).model_dump(mode="json")
+    options = validate(method.Config, config.options, "options").model_dump(mode="json")
     # glyph_vit was trained with pixels in [0, 1]; `published` means them, too, and keeps the names of earlier runs
     as_trained = "weights" if method.pretrained and config.backbone != GLYPH_VIT else "published"
     normalise = config.normalise or as_trained

@@ -153,9 +153,8 @@ class TUNA(Pretrained):
             return None
         classes = torch.arange(self.gaussians.classes, device=self.engine.device)
         now = len(self.boundaries) - 1
-        if (
-            self.config.released
-        ):  # it divides by the newest step's size with the wrong sign, for the classes of all steps
+        if self.config.released:
+            # it divides by the newest step's size with the wrong sign, for the classes of all steps
             return decay_of_means(classes // (self.old_classes - self.boundaries[-1]), now)
         return decay_of_means(step_of(classes, self.boundaries), now)
 

@@ -30,6 +30,8 @@ def fit_new_rows(
         classes: Number of all classes, old and new.
         decay: Weight decay, greater than 0.
     """
+    if classes <= logits.shape[1] or decay <= 0:
+        raise ValueError(f"classes={classes} must be above {logits.shape[1]}, and decay={decay} above 0")
     features, logits = features.detach().double(), logits.detach().double()
     counts = torch.bincount(targets, minlength=classes)
     share = 1 / (counts[targets] * (counts > 0).sum())

@@ -16,7 +16,7 @@ def tuning_steps(boundaries: Sequence[int], enough: int, share: float = 0.0) -> 
         enough: Fewest classes.
         share: Fewest classes as a share of those seen before the step.
     """
-    return [last - first >= max(enough, share * first) for first, last in pairwise([0, *boundaries])]
+    return [last - first >= max(enough, _share_of(first, share)) for first, last in pairwise([0, *boundaries])]
 
 
 def gathering_steps(boundaries: Sequence[int], enough: int = 1, growth: float = 0.0) -> list[bool]:
@@ -29,9 +29,14 @@ def gathering_steps(boundaries: Sequence[int], enough: int = 1, growth: float = 
     """
     steps, tuned = [], 0
     for seen in boundaries:
-        steps.append(seen - tuned >= max(enough, growth * tuned))
+        steps.append(seen - tuned >= max(enough, _share_of(tuned, growth)))
         tuned = seen if steps[-1] else tuned
     return steps
+
+
+def _share_of(classes: int, share: float) -> float:
+    """A share of a number of classes. Without its rounding error: 0.07 of 100 classes are 7, and not a little more."""
+    return round(share * classes, 9)
 
 
 def space_boundaries(boundaries: Sequence[int], enough: int, share: float = 0.0) -> list[int]:
