@@ -14,10 +14,12 @@ from PIL import Image
 from torchvision.datasets import CIFAR100
 from torchvision.transforms.v2 import functional as tv
 
+from ffcil.config.resolve import resolve
 from ffcil.data.cache import cached_folder
 from ffcil.data.image_set import ImageSet
 from ffcil.data.sources import load_dataset
 from ffcil.errors import InputError
+from ffcil.runs.run import Run
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +52,13 @@ def test_a_folder_of_classes_is_split_class_by_class(tmp_path: Path) -> None:
     assert sorted(green.tolist()) == [10 * k for k in range(10)]  # every image is in one of the splits
     again = load_dataset("folder", tmp_path / "mine", 16)
     assert torch.equal(again.test.images, data.test.images)
+
+
+def test_images_given_for_the_drawn_data_set_are_an_error_not_ignored(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="'glyphs' is drawn, not read from files: leave --data out, or set dataset"):
+        load_dataset("glyphs", tree(tmp_path / "mine"))
+    with pytest.raises(InputError, match="'glyphs' is drawn"):  # even if the same run without --data is finished
+        Run(resolve("glyphs"), data=tmp_path / "mine")
 
 
 def test_train_and_test_folders(tmp_path: Path) -> None:

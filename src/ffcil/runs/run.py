@@ -16,7 +16,7 @@ from ffcil.arrivals import Arrivals
 from ffcil.atomic import remove_drafts
 from ffcil.config.settings import RunConfig
 from ffcil.data.augment import Augmentation
-from ffcil.data.sources import DataSet, load_dataset
+from ffcil.data.sources import DataSet, check_drawn, load_dataset
 from ffcil.errors import InputError
 from ffcil.methods import METHODS, build_learner, complete, find_method, load_methods
 from ffcil.methods.learner import Learner
@@ -75,6 +75,8 @@ class Run:
         check_devices(self.config, devices)
         self.devices = devices
         self.data = Path(data) if isinstance(data, str) else data
+        if not isinstance(self.data, DataSet):
+            check_drawn(self.config.dataset, self.data)  # also before a finished run answers
         named = f"{self.config.dataset}-{self.config.method}-{identity(self.config, self.data)}"
         self.folder = Path(folder) if folder else Path("runs") / named
         self.files = RunFolder(self.folder)
