@@ -281,6 +281,17 @@ def test_names_with_odd_characters(tmp_path: Path) -> None:
     assert len(load_run(tmp_path / "run").records) == 2
 
 
+def test_a_run_does_not_mix_its_files_with_others(tmp_path: Path, colours: Path) -> None:
+    images = write_colours(tmp_path / "images", classes=2, images=3)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InputError, match="images contains other files, such as"):
+        Run(config(), images, data=colours, device="cpu").execute()
+    picture = next(images.rglob("*.png"))
+    with pytest.raises(InputError, match="png is a file: choose a folder for the run with --out"):
+        Run(config(), picture, data=colours, device="cpu").execute()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_another_configuration_in_the_same_folder(whole: Path) -> None:
     with pytest.raises(InputError, match=r"another configuration \(it differs in framework, train_seed\)"):
         Run(config(framework="paper", train_seed=4), whole, device="cpu", threads=1).execute()

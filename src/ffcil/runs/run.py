@@ -94,6 +94,7 @@ class Run:
 
     def execute(self) -> dict[str, Any]:
         """Run to the end and return the summary. If the run is finished, only return the summary."""
+        self.files.check_place()
         if not self.files.done:
             if self.devices == 1:
                 self.work()
