@@ -152,6 +152,19 @@ def test_an_own_method_in_one_file(ffcil: Command, colours: Path) -> None:
     assert "registers no method" in ffcil("methods", "--import", "empty.py").stderr
 
 
+def test_a_mistake_in_a_file_of_methods_is_one_sentence_with_its_line(ffcil: Command) -> None:
+    for code, problem in (
+        ("import math\nimport absent_module\n", "line 2: ModuleNotFoundError: No module named 'absent_module'"),
+        ("def fail():\n    return 1 / 0\n\nfail()\n", "line 2: ZeroDivisionError: division by zero"),
+        ("\nx =\n", "line 2: SyntaxError: invalid syntax"),
+    ):
+        Path("broken.py").write_text(code)
+        done = ffcil("methods", "--import", "broken.py")
+        assert done.returncode == 2
+        assert "broken.py " + problem in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
 def test_no_test_images(ffcil: Command, tmp_path: Path) -> None:
     data = write_colours(tmp_path / "one each", classes=2, images=1)
     arguments = ["run", "glyphs", "--set", "arrivals.sizes=[1,1]", *QUICK, "--data", str(data)]
