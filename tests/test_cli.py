@@ -184,7 +184,11 @@ def test_listings(ffcil: Command) -> None:
     datasets = {row["name"]: row for row in json.loads(ffcil("data", "list", "--json").stdout)}
     assert {"glyphs", "cifar100", "folder"} <= set(datasets)
     assert datasets["glyphs"]["found"] is True
-    assert "icarl" in ffcil("methods").stdout
+    shown = ffcil("methods").stdout
+    assert "icarl  linear (scored), nearest-mean" in shown
+    for row in methods.values():  # no name is cut off, and values are as `--set` takes them
+        for name, info in row["options"].items():
+            assert f"options.{name} = {json.dumps(info['default'])}" in shown
     assert "glyphs" in ffcil("data", "list").stdout
     assert "diwa.tau" in {row["name"] for row in json.loads(ffcil("fields", "--json").stdout)}
     assert "train.first.epochs" in ffcil("fields").stdout
@@ -438,6 +442,7 @@ def test_changes_and_history_of_a_classifier(ffcil: Command, tmp_path: Path) -> 
     assert corrected.stdout == "model: 1 image(s) have other labels now: version 5\n"
 
     shown = ffcil("history", "model", "--plot", "history.png")
+    assert shown.stdout.splitlines()[0].endswith("┓")  # The table fits a terminal of 80 columns.
     assert Path("history.png").read_bytes().startswith(b"\x89PNG")
     assert "version 5 of model knows 3 class(es)\nother versions to return to: 2, 3, 4\n" in shown.stdout
     assert re.search(r"kept of the images: features of \d+ image\(s\), 0\.\d MB", shown.stdout)
