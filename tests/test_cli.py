@@ -404,6 +404,12 @@ def test_mistakes_with_a_classifier(ffcil: Command, tmp_path: Path) -> None:
     )
     assert "There is no file or folder nowhere" in refused("learn", "model", "nowhere", *SMALL)
     assert not Path("model").exists()
+    bad = tmp_path / "damaged" / "colour 0"
+    bad.mkdir(parents=True)
+    (bad / "1.png").write_bytes(b"nothing")
+    assert "1 image(s) cannot be read" in refused("learn", "model", str(bad.parent), *SMALL)
+    assert "weights" in refused("learn", "model", first, "--set", "weights=absent.safetensors", "--device", "cpu")
+    assert not Path("model").exists()  # It would be in the way, for example among class folders.
     assert ffcil("learn", "model", first, *SMALL).returncode == 0
     again = ffcil("learn", "model", first, *SMALL)  # The same command also works when it is done.
     assert again.returncode == 0
