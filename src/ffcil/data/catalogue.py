@@ -35,7 +35,7 @@ def locate_source(name: str, data: Path | None) -> tuple[str, Path | None]:
     """The name and the path of a data set that is given by its name, or by the path of a user's own images."""
     path = Path(name).expanduser()
     if name in SOURCES or not path.exists():
-        if path.suffix in (".parquet", ".csv") or len(path.parts) > 1:
+        if path.suffix.lower() in (".parquet", ".csv") or len(path.parts) > 1:
             raise InputError(f"There is no file or folder {name}: correct the path.")
         find_source(name)
         check_drawn(name, data)

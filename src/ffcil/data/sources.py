@@ -84,9 +84,10 @@ def form_of(path: Path) -> str:
     """Form of the user's own images at a path: folder, parquet or csv."""
     if not path.exists():
         raise InputError(f"There is no file or folder {path}: correct the path.")
-    if path.suffix == ".csv" or (path.is_dir() and csv_files(path)):
+    suffix = path.suffix.lower()
+    if suffix == ".csv" or (path.is_dir() and csv_files(path)):
         return "csv"
-    if path.suffix == ".parquet" or (path.is_dir() and next(path.rglob("*.parquet"), None)):
+    if suffix == ".parquet" or (path.is_dir() and next(path.rglob("*.parquet"), None)):
         return "parquet"
     if not path.is_dir():
         raise InputError(f"{path} is not a folder, .parquet or .csv file: give one, or the name of a data set.")
