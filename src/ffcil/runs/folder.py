@@ -233,14 +233,19 @@ class RunFolder:
             ("arrivals.json", arrivals, "schedule (its trace has changed)"),
             ("data.json", data, "images"),
         ):
-            if self.resumable and self.read(name) != json.loads(json.dumps(value)):
-                raise InputError(
-                    f"The run in {self.path} was started with other {what}: restore them, or choose another --out."
-                )
+            if self.resumable:
+                self.check_same(name, value, what)
             self.write(name, value)
         self.write("config.json", config.model_dump(mode="json"))
         self.write("method.json", method)
         self._write_environment(environment)
+
+    def check_same(self, name: str, value: Fields, what: str) -> None:
+        """Raise an error if a file of the run does not say this."""
+        if self.read(name) != json.loads(json.dumps(value)):
+            raise InputError(
+                f"The run in {self.path} was started with other {what}: restore them, or choose another --out."
+            )
 
     def _write_environment(self, now: Fields) -> None:
         """Keep the environment of the first start; add what differs when the run is resumed."""

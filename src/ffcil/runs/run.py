@@ -102,6 +102,10 @@ class Run:
                 file = file_of(self.config.method)
                 part = _Part(self.config, self.folder, self.data, self.device, self.threads, file)
                 in_processes(self.devices, part, self.listener)
+        elif isinstance(self.data, DataSet) and self.files.read("data.json"):  # its name says nothing about its images
+            arrivals = build_arrivals(self.config, self.data.train.classes)
+            stream = Stream(self.data.train, self.data.test, arrivals, self.config.class_seed)
+            self.files.check_same("data.json", fingerprint(stream), "images")
         self.files.check_config(self.config, complete)
         return {**self.files.summary(), "folder": str(self.folder)}
 
