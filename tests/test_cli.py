@@ -152,6 +152,19 @@ def test_an_own_method_in_one_file(ffcil: Command, colours: Path) -> None:
     assert "registers no method" in ffcil("methods", "--import", "empty.py").stderr
 
 
+def test_a_mistake_in_a_file_of_methods_is_one_sentence_with_its_line(ffcil: Command) -> None:
+    for code, problem in (
+        ("import math\nimport absent_module\n", "line 2: ModuleNotFoundError: No module named 'absent_module'"),
+        ("def fail():\n    return 1 / 0\n\nfail()\n", "line 2: ZeroDivisionError: division by zero"),
+        ("\nx =\n", "line 2: SyntaxError: invalid syntax"),
+    ):
+        Path("broken.py").write_text(code)
+        done = ffcil("methods", "--import", "broken.py")
+        assert done.returncode == 2
+        assert "broken.py " + problem in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
 def test_no_test_images(ffcil: Command, tmp_path: Path) -> None:
     data = write_colours(tmp_path / "one each", classes=2, images=1)
     arguments = ["run", "glyphs", "--set", "arrivals.sizes=[1,1]", *QUICK, "--data", str(data)]
@@ -171,7 +184,11 @@ def test_listings(ffcil: Command) -> None:
     datasets = {row["name"]: row for row in json.loads(ffcil("data", "list", "--json").stdout)}
     assert {"glyphs", "cifar100", "folder"} <= set(datasets)
     assert datasets["glyphs"]["found"] is True
-    assert "icarl" in ffcil("methods").stdout
+    shown = ffcil("methods").stdout
+    assert "icarl  linear (scored), nearest-mean" in shown
+    for row in methods.values():  # no name is cut off, and values are as `--set` takes them
+        for name, info in row["options"].items():
+            assert f"options.{name} = {json.dumps(info['default'])}" in shown
     assert "glyphs" in ffcil("data", "list").stdout
     assert "diwa.tau" in {row["name"] for row in json.loads(ffcil("fields", "--json").stdout)}
     assert "train.first.epochs" in ffcil("fields").stdout
@@ -387,6 +404,12 @@ def test_mistakes_with_a_classifier(ffcil: Command, tmp_path: Path) -> None:
     )
     assert "There is no file or folder nowhere" in refused("learn", "model", "nowhere", *SMALL)
     assert not Path("model").exists()
+    bad = tmp_path / "damaged" / "colour 0"
+    bad.mkdir(parents=True)
+    (bad / "1.png").write_bytes(b"nothing")
+    assert "1 image(s) cannot be read" in refused("learn", "model", str(bad.parent), *SMALL)
+    assert "weights" in refused("learn", "model", first, "--set", "weights=absent.safetensors", "--device", "cpu")
+    assert not Path("model").exists()  # It would be in the way, for example among class folders.
     assert ffcil("learn", "model", first, *SMALL).returncode == 0
     again = ffcil("learn", "model", first, *SMALL)  # The same command also works when it is done.
     assert again.returncode == 0
@@ -425,6 +448,7 @@ def test_changes_and_history_of_a_classifier(ffcil: Command, tmp_path: Path) -> 
     assert corrected.stdout == "model: 1 image(s) have other labels now: version 5\n"
 
     shown = ffcil("history", "model", "--plot", "history.png")
+    assert shown.stdout.splitlines()[0].endswith("┓")  # The table fits a terminal of 80 columns.
     assert Path("history.png").read_bytes().startswith(b"\x89PNG")
     assert "version 5 of model knows 3 class(es)\nother versions to return to: 2, 3, 4\n" in shown.stdout
     assert re.search(r"kept of the images: features of \d+ image\(s\), 0\.\d MB", shown.stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from PIL import Image, ImageOps
 from typer.testing import CliRunner
 
+from conftest import limited_files
 from ffcil.classifier.classifier import Classifier
 from ffcil.cli import app
 from ffcil.data.decoding import as_shown
@@ -191,6 +193,17 @@ def test_a_file_with_other_scores_is_not_kept(model: Path, tmp_path: Path, monke
         export(Classifier.load(model, "cpu"), path)
     assert path.read_bytes() == b"earlier"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_cannot_be_written_is_an_error_of_the_system(model: Path, tmp_path: Path) -> None:
+    """torch's own writer would end the process with C++ frames."""
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with limited_files(10_000), pytest.raises(OSError, match=r"File too large.*model\.pt2"):
+            export(Classifier.load(model, "cpu"), tmp_path / "model.pt2")
+    finally:
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_network_that_is_too_large_for_onnx_says_so(

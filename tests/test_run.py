@@ -19,8 +19,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from conftest import SHORT, OnEpoch, limited_files, small_config, write_colours
+from conftest import SHORT, OnEpoch, coloured_images, limited_files, small_config, write_colours
 from ffcil.config.settings import RunConfig
+from ffcil.data.image_set import ImageSet
+from ffcil.data.own_images import own_augmentation
+from ffcil.data.sources import DataSet
 from ffcil.errors import BusyError, InputError
 from ffcil.methods import METHODS, Learner
 from ffcil.report import load_run
@@ -241,6 +244,20 @@ def test_a_run_is_not_resumed_on_other_images(tmp_path: Path, colours: Path) -> 
         Run(config(), tmp_path / "run", data=colours, device="cpu", threads=2).execute()
 
 
+def test_a_finished_run_does_not_answer_for_other_images(tmp_path: Path) -> None:
+    """A data set in memory has a name and no path, so another one may come under the same name."""
+    settings = config(arrivals={"sizes": [2]}, dataset="mine", train={"epochs_scale": 0.1})
+    first, other = (dataset_of_sets(coloured_images([6] * 2, seed)) for seed in (1, 2))
+    Run(settings, tmp_path / "run", data=first, device="cpu", threads=1).execute()
+    Run(settings, tmp_path / "run", data=first, device="cpu", threads=1).execute()
+    with pytest.raises(InputError, match="was started with other images"):
+        Run(settings, tmp_path / "run", data=other, device="cpu", threads=1).execute()
+
+
+def dataset_of_sets(images: ImageSet) -> DataSet:
+    return DataSet(images, images, own_augmentation(16))
+
+
 def test_a_run_is_not_resumed_with_a_changed_trace(tmp_path: Path, colours: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("class,time\n" + "".join(f"colour {k},{k}\n" for k in range(6)))
@@ -279,6 +296,17 @@ def test_names_with_odd_characters(tmp_path: Path) -> None:
         Run(settings, tmp_path / "run", data=root, device="cpu", threads=1, listener=Bomb(epochs=7)).execute()
     Run(settings, tmp_path / "run", data=root, device="cpu", threads=1).execute()
     assert len(load_run(tmp_path / "run").records) == 2
+
+
+def test_a_run_does_not_mix_its_files_with_others(tmp_path: Path, colours: Path) -> None:
+    images = write_colours(tmp_path / "images", classes=2, images=3)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InputError, match="images contains other files, such as"):
+        Run(config(), images, data=colours, device="cpu").execute()
+    picture = next(images.rglob("*.png"))
+    with pytest.raises(InputError, match="png is a file: choose a folder for the run with --out"):
+        Run(config(), picture, data=colours, device="cpu").execute()
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_another_configuration_in_the_same_folder(whole: Path) -> None:

@@ -14,10 +14,13 @@ from PIL import Image
 from torchvision.datasets import CIFAR100
 from torchvision.transforms.v2 import functional as tv
 
+from ffcil.config.resolve import resolve
 from ffcil.data.cache import cached_folder
 from ffcil.data.image_set import ImageSet
+from ffcil.data.layouts import image_files
 from ffcil.data.sources import load_dataset
 from ffcil.errors import InputError
+from ffcil.runs.run import Run
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +53,34 @@ def test_a_folder_of_classes_is_split_class_by_class(tmp_path: Path) -> None:
     assert sorted(green.tolist()) == [10 * k for k in range(10)]  # every image is in one of the splits
     again = load_dataset("folder", tmp_path / "mine", 16)
     assert torch.equal(again.test.images, data.test.images)
+
+
+def test_hidden_files_and_folders_are_neither_images_nor_classes(tmp_path: Path) -> None:
+    root = tree(tmp_path / "mine", 2, 5)
+    write_image(root / ".ipynb_checkpoints" / "00.png", (1, 2, 3))
+    write_image(root / "class 0" / ".thumbnails" / "00.png", (1, 2, 3))
+    (root / "class 1" / "._00.png").write_bytes(b"what macOS writes beside a photo on a memory stick")
+    data = load_dataset("folder", root, 16)
+    assert data.train.class_names == ("class 0", "class 1")
+    assert (data.train.counts() + data.test.counts()).tolist() == [5, 5]
+    assert len(image_files([root])) == 10
+    assert image_files([root / "class 1" / "._00.png"]) == [root / "class 1" / "._00.png"]  # it was asked for
+
+
+def test_image_files_follow_links_as_class_folders_do(tmp_path: Path) -> None:
+    photos = tree(tmp_path / "photos", 1, 3)
+    folder = tmp_path / "asked"
+    (folder / "album.png").mkdir(parents=True)
+    (folder / "linked").symlink_to(photos / "class 0")
+    (photos / "class 0" / "loop").symlink_to(folder)
+    assert image_files([folder]) == [folder / "linked" / f"0{k}.png" for k in range(3)]
+
+
+def test_images_given_for_the_drawn_data_set_are_an_error_not_ignored(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="'glyphs' is drawn, not read from files: leave --data out, or set dataset"):
+        load_dataset("glyphs", tree(tmp_path / "mine"))
+    with pytest.raises(InputError, match="'glyphs' is drawn"):  # even if the same run without --data is finished
+        Run(resolve("glyphs"), data=tmp_path / "mine")
 
 
 def test_train_and_test_folders(tmp_path: Path) -> None:

@@ -236,6 +236,16 @@ def test_a_csv_file(tmp_path: Path) -> None:
     assert data.test.counts().tolist() == [1, 1]
 
 
+def test_suffixes_in_capitals(tmp_path: Path) -> None:
+    Image.new("RGB", (9, 9)).save(tmp_path / "a.png")
+    (tmp_path / "LIST.CSV").write_text("path,label\na.png,cat\n")
+    for place in (tmp_path / "LIST.CSV", tmp_path):
+        assert form_of(place) == "csv"
+        assert list_own(place).class_names == ("cat",)
+    shutil.copy(tmp_path / "a.png", tmp_path / "x.PARQUET")
+    assert form_of(tmp_path / "x.PARQUET") == "parquet"
+
+
 def test_an_unrelated_table_beside_images_is_ignored(tmp_path: Path) -> None:
     """Notes in a folder of class folders do not make it a CSV data set; a list of the images does."""
     for name in ("cat", "dog"):

@@ -45,12 +45,16 @@ def teach(
         config = complete(config)
         changes = config.model_dump(mode="json")  # used if another process has created it meanwhile
     _check(folder, images, config)
+    made = None
+    if config is not None and not folder.exists():
+        with exhaustion_explained(folder):
+            made = _first(config, device, images, allow_outside)
     folder.mkdir(parents=True, exist_ok=True)
     with exhaustion_explained(folder), locked(folder, "wait for it"), Stop() as stop:
         if config is None or (folder / MODEL).is_file():
             classifier = Classifier.load(folder, device, changes)
         else:
-            classifier = Classifier(config, device)
+            classifier = made or Classifier(config, device)
         notes: list[Notes | None] = []
         for place in images:
             new = classifier.read(place, allow_outside)
@@ -63,6 +67,16 @@ def teach(
         if classifier.version and (versions, days) != (None, None):  # also if there was nothing to learn
             classifier.save(folder, versions, days)
     return classifier, notes
+
+
+def _first(config: RunConfig, device: str | None, images: Sequence[Labelled], allow_outside: bool) -> Classifier:
+    """A new classifier, made before its folder: weights or first files that cannot be read then leave no folder behind.
+    Files are decoded only once."""
+    classifier = Classifier(config, device)
+    for place in images[:1]:
+        if isinstance(place, str | Path):
+            classifier.read(place, allow_outside)
+    return classifier
 
 
 def _check(folder: Path, images: Sequence[Labelled], config: RunConfig | None) -> None:

@@ -10,7 +10,9 @@ from ffcil.commands.output import print_json, print_table
 
 def methods(as_json: AsJson = False, imports: Imports = None) -> None:
     """List the methods and their own fields."""
-    from rich.table import Table
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.padding import Padding
 
     from ffcil.methods import METHODS
 
@@ -19,11 +21,15 @@ def methods(as_json: AsJson = False, imports: Imports = None) -> None:
     if as_json:
         print_json(rows)
         return
-    table = Table("method", "about", "classifiers (scored first)", "own fields", title="ffcil methods", show_lines=True)
+    console = Console(highlight=False)
     for row in rows:
-        options = "\n".join(f"options.{name} = {info['default']}" for name, info in row["options"].items())
-        table.add_row(row["name"], row["about"], "\n".join(row["classifiers"]), options)
-    print_table(table)
+        scored, *others = row["classifiers"]
+        console.print(f"[bold]{row['name']}[/bold]  {', '.join([f'{scored} (scored)', *others])}")
+        lines = [(4, row["about"])]
+        for name, info in row["options"].items():
+            lines.append((6, f"options.{name} = {json.dumps(info['default'])}  {' '.join(info['about'].split())}"))
+        for indent, line in lines:
+            console.print(Padding(escape(line), (0, 0, 0, indent), expand=False))
 
 
 def _describe(method: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import traceback
 from pathlib import Path
 from typing import Annotated
 
@@ -54,4 +55,18 @@ def import_methods(files: Texts) -> None:
         from ffcil.methods import load_methods
 
         for file in files:
-            load_methods(file)
+            try:
+                load_methods(file)
+            except InputError:
+                raise
+            except Exception as error:  # anything that the user's own code raises
+                raise InputError(f"{_place(file, error)}: {type(error).__name__}: {error}; correct it.") from error
+
+
+def _place(file: str, error: Exception) -> str:
+    """The file, and the last of its lines that led to an error."""
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        places.append((error.filename or "", error.lineno))
+    lines = [line for name, line in places if Path(name).resolve() == Path(file).resolve()]
+    return f"{file} line {lines[-1]}" if lines else file

@@ -140,7 +140,7 @@ def _table(changes: list[dict[str, Any]], current: int) -> Any:
     table = Table(caption="% right of left-out images: all classes then; new classes then and now")
     for title in ("version", "time (UTC)"):
         table.add_column(title, no_wrap=True)
-    table.add_column("change", min_width=16)
+    table.add_column("change", min_width=12)  # With wider ones, the table does not fit 80 columns.
     for title in ("images", "all", "new", "now"):
         table.add_column(title, justify="right")
     for change in changes:

@@ -10,7 +10,7 @@ from ffcil.data.cache import cache_folder
 from ffcil.data.decoding import UnreadableImages, find_unreadable
 from ffcil.data.overview import without_test_images
 from ffcil.data.own_images import TEST, TRAIN, UNUSED, Listing
-from ffcil.data.sources import SOURCES, Source, find_source, form_of, load_dataset, remedy_for_bad_images
+from ffcil.data.sources import SOURCES, Source, check_drawn, find_source, form_of, load_dataset, remedy_for_bad_images
 from ffcil.data.store import BadImage, open_store, verify_store
 from ffcil.errors import InputError
 
@@ -35,11 +35,10 @@ def locate_source(name: str, data: Path | None) -> tuple[str, Path | None]:
     """The name and the path of a data set that is given by its name, or by the path of a user's own images."""
     path = Path(name).expanduser()
     if name in SOURCES or not path.exists():
-        if path.suffix in (".parquet", ".csv") or len(path.parts) > 1:
+        if path.suffix.lower() in (".parquet", ".csv") or len(path.parts) > 1:
             raise InputError(f"There is no file or folder {name}: correct the path.")
         find_source(name)
-        if name == "glyphs" and data is not None:
-            raise InputError("Data set 'glyphs' is drawn, not read from files: leave --data out.")
+        check_drawn(name, data)
         return name, data
     if data is not None:
         raise InputError(f"{name} is already a path: leave --data out, or give the name of a data set.")

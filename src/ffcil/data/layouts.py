@@ -63,7 +63,7 @@ def list_splits(train: Path, test: Path) -> Listing:
 
 def _samples(root: Path) -> tuple[list[tuple[Path, int]], tuple[str, ...], list[str]]:
     """Images of a folder of class folders, sorted by name; the classes; ignored files."""
-    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not _hidden(entry.name))
     if not classes:
         raise InputError(f"There are no class folders in {readable(root)}: give {FORM}.")
     above = {_identity(folder) for folder in (root, *root.resolve().parents)}
@@ -72,7 +72,7 @@ def _samples(root: Path) -> tuple[list[tuple[Path, int]], tuple[str, ...], list[
         for path in _files_below(root / name, above.copy()):
             if path.suffix.lower() in suffixes:
                 samples.append((path, label))
-            elif not path.name.startswith("."):
+            else:
                 ignored.append(readable(path))
     names = tuple(map(readable, classes))
     check_classes(np.array([label for _, label in samples], np.int64), names, root, "remove its folder")
@@ -80,7 +80,8 @@ def _samples(root: Path) -> tuple[list[tuple[Path, int]], tuple[str, ...], list[
 
 
 def _files_below(place: Path, seen: set[tuple[int, int]]) -> list[Path]:
-    """All files below a folder, sorted. Links are followed, but no folder is read twice or is in `seen`."""
+    """All files below a folder, sorted, except hidden ones: programs leave such files, as `._1.jpg`, beside photos.
+    Links are followed, but no folder is read twice or is in `seen`."""
     found: list[tuple[str, list[str]]] = []
     waiting = [str(place)]
     while waiting:
@@ -90,11 +91,15 @@ def _files_below(place: Path, seen: set[tuple[int, int]]) -> list[Path]:
         seen.add(identity)
         folders, files = list[str](), list[str]()
         with os.scandir(folder) as entries:
-            for entry in entries:
+            for entry in (entry for entry in entries if not _hidden(entry.name)):
                 (folders if entry.is_dir() else files).append(entry.name)
         found.append((folder, sorted(files)))
         waiting += [os.path.join(folder, name) for name in sorted(folders, reverse=True)]
     return [Path(folder, name) for folder, files in sorted(found) for name in files]
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith(".")
 
 
 def _identity(folder: str | Path) -> tuple[int, int]:
@@ -110,15 +115,15 @@ def image_suffixes() -> set[str]:
 
 
 def image_files(places: Sequence[Path]) -> list[Path]:
-    """The given files, and all images in the given folders, sorted by name."""
+    """The given files, and all images in the given folders, sorted by folder and name."""
     suffixes, files = image_suffixes(), []
     for place in places:
         if not place.exists():
             raise InputError(f"There is no file or folder {readable(place)}: correct the path.")
-        below = sorted(path for path in place.rglob("*") if path.suffix.lower() in suffixes) if place.is_dir() else []
-        if place.is_dir() and not below:
+        below = _files_below(place, set()) if place.is_dir() else [place]
+        if place.is_dir() and not (below := [path for path in below if path.suffix.lower() in suffixes]):
             raise InputError(f"There are no images in {readable(place)}: give a folder of images, or files.")
-        files += below or [place]
+        files += below
     return files
 
 

@@ -71,13 +71,23 @@ def find_source(name: str) -> Source:
     return SOURCES[name]
 
 
+def check_drawn(name: str, data: Path | None) -> None:
+    """Raise an error if files are given for a data set that has none: somebody believes that they are used."""
+    if name == "glyphs" and data is not None:
+        raise InputError(
+            "Data set 'glyphs' is drawn, not read from files: leave --data out, or set dataset to folder, parquet or "
+            "csv for your own images."
+        )
+
+
 def form_of(path: Path) -> str:
     """Form of the user's own images at a path: folder, parquet or csv."""
     if not path.exists():
         raise InputError(f"There is no file or folder {path}: correct the path.")
-    if path.suffix == ".csv" or (path.is_dir() and csv_files(path)):
+    suffix = path.suffix.lower()
+    if suffix == ".csv" or (path.is_dir() and csv_files(path)):
         return "csv"
-    if path.suffix == ".parquet" or (path.is_dir() and next(path.rglob("*.parquet"), None)):
+    if suffix == ".parquet" or (path.is_dir() and next(path.rglob("*.parquet"), None)):
         return "parquet"
     if not path.is_dir():
         raise InputError(f"{path} is not a folder, .parquet or .csv file: give one, or the name of a data set.")
@@ -103,6 +113,7 @@ def load_dataset(
     `allow_outside`, a table may name files outside its own folder.
     """
     source = find_source(name)
+    check_drawn(name, None if root is None else Path(root))
     native = source.image_size
     if image_size is not None and native is not None and image_size < native:
         raise InputError(f"Data set {name!r} has images of {native} pixels: omit image_size, or give a larger one.")

@@ -205,7 +205,7 @@ def csv_file(root: Path | None) -> Path:
 def csv_files(folder: Path) -> list[Path]:
     """CSV files of a folder that list images. If none has the right header, all are returned, so that the wrong header
     is reported, unless there are class folders beside them."""
-    files = sorted(file for file in folder.glob("*.csv") if file.is_file())
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() == ".csv" and file.is_file())
     listing = [file for file in files if {"path", "label"} <= set(_header(file))]
     folders = sum(child.is_dir() and not child.name.startswith(".") for child in folder.iterdir())
     return listing if listing or folders > 1 else files

@@ -30,6 +30,10 @@ _LASTING = ("ffcil", "commit", "python", "torch", "device", "precision", "graph"
 """Fields of the environment whose changes are noted when a run is resumed."""
 NEW_START = "remove the folder and start the run again"
 """Remedy for a folder that cannot be repaired."""
+_OWN = {"config.json", "arrivals.json", "data.json", "method.json", "environment.json", "records.jsonl", "counts"} | {
+    *("checkpoints", "summary.json", "done", "progress.json", "run.log", "report", "tensorboard", "wandb")
+}
+"""Names in the folder of a run."""
 _CHECKPOINT = re.compile(r"step-(\d+)-epoch-(\d+)\.safetensors")
 
 
@@ -198,6 +202,17 @@ class RunFolder:
     def write(self, name: str, value: Any) -> None:
         write_whole(self.path / name, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
+    def check_place(self) -> None:
+        """Raise an error if a new run would mix its files with others, for example with class folders of images."""
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"{self.path} is a file: choose a folder for the run with --out.")
+        if self.is_run or not self.path.exists():
+            return
+        if foreign := sorted({p.name for p in self.path.iterdir() if not p.name.startswith(".")} - _OWN):
+            raise InputError(
+                f"{self.path} contains other files, such as {foreign[0]}: choose a folder for the run alone with --out."
+            )
+
     def check_config(self, config: RunConfig, complete: Callable[[RunConfig], RunConfig]) -> None:
         """Raise an error if the folder holds a run with another configuration.
 
@@ -218,14 +233,19 @@ class RunFolder:
             ("arrivals.json", arrivals, "schedule (its trace has changed)"),
             ("data.json", data, "images"),
         ):
-            if self.resumable and self.read(name) != json.loads(json.dumps(value)):
-                raise InputError(
-                    f"The run in {self.path} was started with other {what}: restore them, or choose another --out."
-                )
+            if self.resumable:
+                self.check_same(name, value, what)
             self.write(name, value)
         self.write("config.json", config.model_dump(mode="json"))
         self.write("method.json", method)
         self._write_environment(environment)
+
+    def check_same(self, name: str, value: Fields, what: str) -> None:
+        """Raise an error if a file of the run does not say this."""
+        if self.read(name) != json.loads(json.dumps(value)):
+            raise InputError(
+                f"The run in {self.path} was started with other {what}: restore them, or choose another --out."
+            )
 
     def _write_environment(self, now: Fields) -> None:
         """Keep the environment of the first start; add what differs when the run is resumed."""

@@ -16,7 +16,7 @@ from ffcil.arrivals import Arrivals
 from ffcil.atomic import remove_drafts
 from ffcil.config.settings import RunConfig
 from ffcil.data.augment import Augmentation
-from ffcil.data.sources import DataSet, load_dataset
+from ffcil.data.sources import DataSet, check_drawn, load_dataset
 from ffcil.errors import InputError
 from ffcil.methods import METHODS, build_learner, complete, find_method, load_methods
 from ffcil.methods.learner import Learner
@@ -75,6 +75,8 @@ class Run:
         check_devices(self.config, devices)
         self.devices = devices
         self.data = Path(data) if isinstance(data, str) else data
+        if not isinstance(self.data, DataSet):
+            check_drawn(self.config.dataset, self.data)  # also before a finished run answers
         named = f"{self.config.dataset}-{self.config.method}-{identity(self.config, self.data)}"
         self.folder = Path(folder) if folder else Path("runs") / named
         self.files = RunFolder(self.folder)
@@ -92,6 +94,7 @@ class Run:
 
     def execute(self) -> dict[str, Any]:
         """Run to the end and return the summary. If the run is finished, only return the summary."""
+        self.files.check_place()
         if not self.files.done:
             if self.devices == 1:
                 self.work()
@@ -99,6 +102,10 @@ class Run:
                 file = file_of(self.config.method)
                 part = _Part(self.config, self.folder, self.data, self.device, self.threads, file)
                 in_processes(self.devices, part, self.listener)
+        elif isinstance(self.data, DataSet) and self.files.read("data.json"):  # its name says nothing about its images
+            arrivals = build_arrivals(self.config, self.data.train.classes)
+            stream = Stream(self.data.train, self.data.test, arrivals, self.config.class_seed)
+            self.files.check_same("data.json", fingerprint(stream), "images")
         self.files.check_config(self.config, complete)
         return {**self.files.summary(), "folder": str(self.folder)}
 

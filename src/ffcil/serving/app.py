@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from starlette.exceptions import HTTPException
 
 from ffcil import __version__
 from ffcil.serving.guard import LEARN, Guard
@@ -71,6 +73,21 @@ def create_app(service: Service, token: str | None = None) -> FastAPI:
             headers["retry-after"] = "1"
         return JSONResponse({"detail": refusal.sentence}, refusal.status, headers)
 
+    @app.exception_handler(RequestValidationError)
+    async def refuse_values(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        name, sentence = first["loc"][-1], first["msg"]
+        return JSONResponse({"detail": f"Bad value for {name}: {sentence}, not {first['input']!r:.40}."}, 422)
+
+    @app.exception_handler(404)
+    async def refuse_path(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"detail": "There is no such path: GET /docs lists all of them."}, 404)
+
+    @app.exception_handler(405)
+    async def refuse_verb(request: Request, error: HTTPException) -> JSONResponse:
+        right = (error.headers or {}).get("Allow", "another method")
+        return JSONResponse({"detail": f"{request.method} is not possible here: use {right}."}, 405, error.headers)
+
     for router in (
         _answers(service, metrics),
         _changes(service, token),
@@ -89,7 +106,7 @@ def _answers(service: Service, metrics: Metrics) -> APIRouter:
     """Paths that everybody may use."""
     router = APIRouter(tags=["answers"])
 
-    @router.post("/predict", openapi_extra=PREDICT_BODY, responses=refusals(400, 408, 413, 415, 503, 504))
+    @router.post("/predict", openapi_extra=PREDICT_BODY, responses=refusals(400, 408, 413, 415, 422, 503, 504))
     async def predict(request: Request, top: Annotated[int, Query(ge=1, le=MOST_GUESSES)] = 3) -> Answers:
         """The most likely classes of an image or of many, and whether an image is of no known class."""
         uploads = await read_uploads(request, service.limits.images)
@@ -134,7 +151,7 @@ def _changes(service: Service, token: str | None) -> APIRouter:
         status_code=202,
         dependencies=[Depends(check_token)],
         openapi_extra=LEARN_BODY,
-        responses=refusals(400, 401, 403, 408, 409, 413, 415),
+        responses=refusals(400, 401, 403, 408, 409, 413, 415, 422),
     )
     async def learn(request: Request) -> ChangeStatus:
         """Learn new classes, or more images of known ones, in the background. `GET /health` tells how far it is."""
@@ -145,7 +162,7 @@ def _changes(service: Service, token: str | None) -> APIRouter:
         "/undo",
         status_code=202,
         dependencies=[Depends(check_token)],
-        responses=refusals(401, 403, 409),
+        responses=refusals(401, 403, 409, 422),
     )
     async def undo(to: Annotated[int | None, Query(ge=1)] = None) -> ChangeStatus:
         """Go back to the version before the current one, or to another one that is kept."""

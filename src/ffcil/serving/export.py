@@ -8,6 +8,7 @@ import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from ffcil import __version__
+from ffcil.atomic import named_errors
 from ffcil.classifier.answers import FALSE_ALARMS
 from ffcil.classifier.classifier import Classifier
 from ffcil.data.decoding import LARGE, short_side_for
@@ -112,9 +114,12 @@ def _export_graph(graph: nn.Module, images: Tensor) -> ExportedProgram:
 
 
 def _write_pt2(program: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
-    with path.open("wb") as file, warnings.catch_warnings():  # torch wants a name that ends in .pt2, or a file
+    buffer = BytesIO()  # torch aborts the process if it cannot write to a file, as on a full disk
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No complete tensor found")  # it means tensors that are stored transposed
-        torch.export.save(program, file, extra_files={"ffcil": json.dumps(about)})
+        torch.export.save(program, buffer, extra_files={"ffcil": json.dumps(about)})
+    with named_errors(path):
+        path.write_bytes(buffer.getbuffer())
 
 
 def _run_pt2(path: Path, images: Tensor) -> Sequence[Tensor]:

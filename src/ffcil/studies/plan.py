@@ -80,8 +80,9 @@ def _time_needed(plan: Plan, estimates: Mapping[Job, float | None], executor: Ex
     left = sum(max(0.0, seconds - read_state(job.folder).seconds) for job, seconds in queued.items() if seconds)
     lines = []
     if left:
-        parallel = min(executor.slots or 1, len(queued))
-        lines.append(f"about {in_words(left / parallel)} ({in_words(left)} one after another)")
+        parallel = min(executor.slots or 1, len(queued) - len(unknown))
+        known = f" for {len(queued) - len(unknown)} of the {len(queued)} queued runs" if unknown else ""
+        lines.append(f"about {in_words(left / parallel)}{known} ({in_words(left)} one after another)")
     if unknown:
         kinds = ", ".join(dict.fromkeys(unknown))
         lines.append(f"no earlier runs to estimate the time of {len(unknown)} runs: {kinds}")
