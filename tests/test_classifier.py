@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, Subset
 from conftest import SHORT, coloured_images, small_config, write_colours
 from ffcil.arrivals import given_arrivals
 from ffcil.classifier.classifier import LEARNING, Classifier
+from ffcil.classifier.reading import names_read, skipped
 from ffcil.classifier.teaching import teach
 from ffcil.classifier.versions import MODEL
 from ffcil.config.settings import RunConfig
@@ -283,6 +284,41 @@ def test_unreadable_files_are_named_or_skipped(tmp_path: Path) -> None:
     first, second = classifier.predict([bad, good], skip_bad=True)
     assert first == []
     assert second == classifier.predict([good])[0]
+
+
+def test_labelled_files_that_cannot_be_read_are_skipped_if_asked(tmp_path: Path) -> None:
+    """The classifier is then the one that never met them."""
+    whole, damaged = (write_colours(tmp_path / name, classes=2, images=4) for name in ("whole", "damaged"))
+    bad = damaged / "colour 0" / "0001 half.png"
+    bad.write_bytes(b"no image")
+    one, other = (Classifier(config_of(method="anyarrival"), "cpu") for _ in range(2))
+    with pytest.raises(InputError, match=r"1 image\(s\) cannot be read, repair them, or skip them with --skip-bad"):
+        one.learn(damaged)
+    one.learn(one.read(damaged, skip_bad=True))
+    other.learn(whole)
+    photos = sorted(whole.rglob("*.png"))
+    assert one.answer(photos, top=2) == other.answer(photos, top=2)
+    assert one.test(damaged, skip_bad=True) == other.test(whole)
+    assert skipped(damaged, one.size) == [str(bad)]
+    assert names_read(damaged, one.size) == [str(damaged / photo.relative_to(whole)) for photo in photos]
+
+
+def test_an_image_to_correct_is_named_although_others_are_skipped(tmp_path: Path) -> None:
+    root = write_colours(tmp_path / "all", classes=2, images=4)
+    classifier = Classifier(config_of(method="anyarrival"), "cpu")
+    classifier.learn(root)
+    (root / "colour 0" / "0000 half.png").write_bytes(b"no image")
+    Image.new("RGB", (16, 16)).save(root / "colour 0" / "0002 new.png")
+    with pytest.raises(InputError, match=r"1 of 9 images were never learned, such as .*0002 new\.png"):
+        classifier.correct(root, skip_bad=True)
+
+
+def test_a_class_of_which_no_image_can_be_read_is_not_skipped(tmp_path: Path) -> None:
+    root = write_colours(tmp_path / "all", classes=2, images=4)
+    (root / "broken").mkdir()
+    (root / "broken" / "1.png").write_bytes(b"no image")
+    with pytest.raises(InputError, match="No image of class 'broken' can be read: repair them, or remove the class"):
+        Classifier(config_of(method="anyarrival"), "cpu").read(root, skip_bad=True)
 
 
 def test_files_of_the_next_batch_are_read_while_the_caller_works(

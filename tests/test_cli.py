@@ -426,6 +426,10 @@ def test_mistakes_with_a_classifier(ffcil: Command, tmp_path: Path) -> None:
     passed = ffcil("predict", "model", "bad.png", "--skip-bad", "--device", "cpu")
     assert (passed.returncode, passed.stdout) == (0, "")
     assert passed.stderr == "ffcil: bad.png cannot be read and is skipped.\n"
+    (tmp_path / "more" / "colour 0" / "bad.png").write_bytes(b"nothing")
+    tested = ffcil("test", "model", str(tmp_path / "more"), "--skip-bad", "--device", "cpu")
+    assert "of 6 images" in tested.stdout
+    assert tested.stderr.endswith("bad.png cannot be read and is skipped.\n")
     write_colours(tmp_path / "other", classes=3, images=2)
     assert "Class 'colour 2' is not known" in refused("test", "model", str(tmp_path / "other"), "--device", "cpu")
 

@@ -157,18 +157,22 @@ class Classifier:
         self._changed("rename", new=(new,), gone=(old,))
 
     def correct(
-        self, images: Labelled, listener: Listener | None = None, allow_outside: bool = False
+        self,
+        images: Labelled,
+        listener: Listener | None = None,
+        allow_outside: bool = False,
+        skip_bad: bool = False,
     ) -> dict[str, Any]:
         """Give images that were learned other labels, if the method can: those that they have now.
 
-        The classifier is then as if it had learned them so from the start. A label may be a new class. With
-        `allow_outside`, a table may name files outside its own folder."""
-        right = self.read(images, allow_outside)
+        The classifier is then as if it had learned them so from the start. A label may be a new class. `allow_outside`
+        and `skip_bad` are those of `read`."""
+        right = self.read(images, allow_outside, skip_bad)
         before, steps, changes = copied(self.learner.state()), list(self.steps), list(self._changes)
         try:
             found = self.learner.remove(right.to(self.engine.device), learned_again=True)
             if not found.all():
-                raise never_learned(images, found)
+                raise never_learned(images, found, self.size)
             notes = self.learn(right, listener=listener)
         except BaseException:
             self.steps, self._changes = steps, changes
@@ -218,9 +222,10 @@ class Classifier:
             raise unknown("class", name, self.class_names)
         return self.class_names.index(name)
 
-    def read(self, images: Labelled, allow_outside: bool = False) -> ImageSet:
-        """Read new images as `learn` does. With `allow_outside`, a table may name files outside its own folder."""
-        new = read_labelled(images, self.size, allow_outside)[0]
+    def read(self, images: Labelled, allow_outside: bool = False, skip_bad: bool = False) -> ImageSet:
+        """Read new images as `learn` does. With `allow_outside`, a table may name files outside its own folder. With
+        `skip_bad`, files that cannot be read are skipped, now and whenever these files are read again."""
+        new = read_labelled(images, self.size, allow_outside, skip_bad)[0]
         if not len(new):
             raise InputError("There are no images to learn: add some.")
         if len(set(new.class_names)) < new.classes:
@@ -284,11 +289,13 @@ class Classifier:
         """Scores, novelty and features of images, if the method can compare images."""
         return self._answering.describe(images, skip_bad)
 
-    def unlearned_scores(self, images: Labelled, allow_outside: bool = False) -> tuple[Tensor, Tensor]:
+    def unlearned_scores(
+        self, images: Labelled, allow_outside: bool = False, skip_bad: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Scores [N, classes] of labelled images, not calibrated, as if they had not been learned if the method can do
-        that, and their labels [N]. If they have a split, the training images are used. With `allow_outside`, a table
-        may name files outside its own folder."""
-        labelled, labels = self._known(self.read(images, allow_outside))
+        that, and their labels [N]. If they have a split, the training images are used. `allow_outside` and `skip_bad`
+        are those of `read`."""
+        labelled, labels = self._known(self.read(images, allow_outside, skip_bad))
         with self.engine.settled(), evaluating(self.learner):
             return self.learner.unlearned_scores(labelled.to(self.engine.device)).cpu(), labels
 
@@ -305,6 +312,7 @@ class Classifier:
         unknown: Iterable[Picture] | None = None,
         false_alarms: float = FALSE_ALARMS,
         allow_outside: bool = False,
+        skip_bad: bool = False,
     ) -> dict[str, Any]:
         """Measure the classifier on labelled images of known classes: accuracy overall, by step and by class, and the
         expected calibration error, all in percent. If the images have a split, the test images are used.
@@ -313,8 +321,9 @@ class Classifier:
             unknown: Images of no known class. With them, `unknown` says how well they are told from the others.
             false_alarms: Share of images of known classes that may be called unknown.
             allow_outside: Whether a table may name files outside its own folder.
+            skip_bad: Whether labelled files that cannot be read are skipped, now and whenever they are read again.
         """
-        labelled, true = self._known(read_labelled(images, self.size, allow_outside)[1])
+        labelled, true = self._known(read_labelled(images, self.size, allow_outside, skip_bad)[1])
         if not len(labelled):
             raise InputError("There are no images to test on: add some.")
         steps = [len(step.names) for step in self.steps]

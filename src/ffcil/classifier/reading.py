@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ffcil.data.decoding import UnreadableImages
 from ffcil.data.image_set import ImageSet
-from ffcil.data.own_images import TRAIN
-from ffcil.data.pictures import image_set_of, store_frames
+from ffcil.data.own_images import TRAIN, Listing
+from ffcil.data.pictures import REMEDY, image_set_of, store_frames
 from ffcil.data.ragged import Images, RaggedImages
 from ffcil.data.sources import list_own
 from ffcil.errors import InputError
@@ -19,13 +20,23 @@ Labelled = str | Path | ImageSet | Dataset[Any]
 """A folder of class folders, a Parquet or CSV file, an `ImageSet`, or any map-style data set of (image, label)."""
 
 
-def read_labelled(images: Labelled, size: int, allow_outside: bool = False) -> tuple[ImageSet, ImageSet]:
+def read_labelled(
+    images: Labelled, size: int, allow_outside: bool = False, skip_bad: bool = False
+) -> tuple[ImageSet, ImageSet]:
     """Read the training images and the test images for an input of `size` pixels: the same images if there is no split.
 
-    With `allow_outside`, a table may name files outside its own folder."""
+    With `allow_outside`, a table may name files outside its own folder. With `skip_bad`, files that cannot be read are
+    skipped, now and whenever these files are read again."""
     if isinstance(images, str | Path):
-        listing = list_own(Path(images).expanduser())
-        train, test = listing.undivided().load(size, allow_outside=allow_outside)
+        listing = _listed(images)
+        try:
+            train, test = listing.load(size, skip_bad, allow_outside)
+        except UnreadableImages as error:
+            raise UnreadableImages(error.images, REMEDY) from error
+        gone = (train.counts() == 0).numpy() & (listing.counts(TRAIN) > 0)
+        if gone.any():
+            name = listing.class_names[int(gone.argmax())]
+            raise InputError(f"No image of class {name!r} can be read: repair them, or remove the class.")
         return train, train if listing.random_split else test
     read = images if isinstance(images, ImageSet) else image_set_of(images, size)
     _check_form(read.images, size)
@@ -52,11 +63,26 @@ def _check_form(images: Images, size: int) -> None:
     )
 
 
-def never_learned(images: Labelled, found: Tensor) -> InputError:
+def _listed(images: str | Path) -> Listing:
+    return list_own(Path(images).expanduser()).undivided()
+
+
+def skipped(images: str | Path, size: int) -> list[str]:
+    """Names of the images that `read_labelled` skipped when it read these files for an input of `size` pixels."""
+    return [image.name for image in _listed(images).left_out(size)]
+
+
+def names_read(images: str | Path, size: int) -> list[str]:
+    """Names of the training images that `read_labelled` returned, in their order."""
+    listing = _listed(images)
+    return listing.without(listing.left_out(size)).names_of(TRAIN)
+
+
+def never_learned(images: Labelled, found: Tensor, size: int) -> InputError:
     """The error for images to correct that were never learned, with the name of the first one if it is a file."""
     missing = (~found).nonzero().flatten().tolist()
     rest = "leave them out, or learn them"
     if not isinstance(images, str | Path):
         return InputError(f"{len(missing)} of {len(found)} images were never learned: {rest}.")
-    name = list_own(Path(images).expanduser()).undivided().names_of(TRAIN)[missing[0]]
+    name = names_read(images, size)[missing[0]]
     return InputError(f"{len(missing)} of {len(found)} images were never learned, such as {name}: {rest}.")

@@ -11,9 +11,7 @@ from torch.nn.functional import normalize
 
 from ffcil.classifier.answers import Guess
 from ffcil.classifier.classifier import Classifier
-from ffcil.data.own_images import TRAIN
-from ffcil.data.sources import list_own
-from ffcil.errors import InputError
+from ffcil.classifier.reading import names_read
 
 SMALLEST_GROUP = 3
 """Fewest unknown images that are proposed as a new class."""
@@ -137,14 +135,14 @@ def distance_between_classes(directions: Tensor, targets: Tensor) -> float:
     return sum(means) / len(means) if means else 0.5
 
 
-def doubt_labels(classifier: Classifier, images: Path, allow_outside: bool = False) -> list[Doubt]:
+def doubt_labels(
+    classifier: Classifier, images: Path, allow_outside: bool = False, skip_bad: bool = False
+) -> list[Doubt]:
     """Labelled images whose label is more likely wrong than right, the most doubtful first. Images that were learned
-    are scored as if they had not been, if the method can. With `allow_outside`, a table may name files outside its own
-    folder."""
-    names = list_own(images).undivided().names_of(TRAIN)
-    scores, labels = classifier.unlearned_scores(images, allow_outside)
-    if len(names) != len(labels):
-        raise InputError(f"{len(names) - len(labels)} image(s) of {images} cannot be read: repair or remove them.")
+    are scored as if they had not been, if the method can. `allow_outside` and `skip_bad` are those of
+    `Classifier.read`."""
+    scores, labels = classifier.unlearned_scores(images, allow_outside, skip_bad)
+    names = names_read(images, classifier.size)
     wrong, probabilities = probably_wrong(scores, labels)
     instead = probabilities.scatter(1, labels[:, None], -1).argmax(dim=1)
 

@@ -29,6 +29,7 @@ def teach(
     allow_outside: bool = False,
     versions: int | None = None,
     days: float | None = None,
+    skip_bad: bool = False,
 ) -> tuple[Classifier, list[Notes | None]]:
     """Load the classifier in `folder`, with `changes` to its configuration, or create it from `config`; then let it
     learn step by step, and save it after each step. With `allow_outside`, a table of images may name files outside its
@@ -37,6 +38,7 @@ def teach(
     Args:
         versions: Number of versions that are kept, now and from now on.
         days: Age at which versions are removed, too, now and from now on.
+        skip_bad: Whether files that cannot be read are skipped, now and whenever these files are read again.
 
     Returns:
         The classifier, and the notes of `learn` for each step, None for a step that was learned before.
@@ -48,7 +50,7 @@ def teach(
     made = None
     if config is not None and not folder.exists():
         with exhaustion_explained(folder):
-            made = _first(config, device, images, allow_outside)
+            made = _first(config, device, images, allow_outside, skip_bad)
     folder.mkdir(parents=True, exist_ok=True)
     with exhaustion_explained(folder), locked(folder, "wait for it"), Stop() as stop:
         if config is None or (folder / MODEL).is_file():
@@ -57,7 +59,7 @@ def teach(
             classifier = made or Classifier(config, device)
         notes: list[Notes | None] = []
         for place in images:
-            new = classifier.read(place, allow_outside)
+            new = classifier.read(place, allow_outside, skip_bad)
             if classifier.learned(new):
                 notes.append(None)
                 continue
@@ -69,13 +71,15 @@ def teach(
     return classifier, notes
 
 
-def _first(config: RunConfig, device: str | None, images: Sequence[Labelled], allow_outside: bool) -> Classifier:
+def _first(
+    config: RunConfig, device: str | None, images: Sequence[Labelled], allow_outside: bool, skip_bad: bool
+) -> Classifier:
     """A new classifier, made before its folder: weights or first files that cannot be read then leave no folder behind.
     Files are decoded only once."""
     classifier = Classifier(config, device)
     for place in images[:1]:
         if isinstance(place, str | Path):
-            classifier.read(place, allow_outside)
+            classifier.read(place, allow_outside, skip_bad)
     return classifier
 
 

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +17,7 @@ from ffcil.commands.options import (
     FalseAlarms,
     Imports,
     Model,
+    SkipBad,
     Texts,
     import_methods,
     parse_share,
@@ -50,6 +51,7 @@ def learn(
     device: Device = None,
     imports: Imports = None,
     allow_outside: AllowOutside = False,
+    skip_bad: SkipBad = False,
     as_json: AsJson = False,
 ) -> None:
     """Teach a classifier new classes and, if its method can, more images of known ones.
@@ -70,7 +72,11 @@ def learn(
     config = resolve(recipe or "own-images", changes) if new else None
     progress = ConsoleProgress(Console(stderr=True))
     with stoppable(), progress.bars:
-        classifier, notes = teach(model, images, config, changes, device, progress, allow_outside, versions, days)
+        classifier, notes = teach(
+            model, images, config, changes, device, progress, allow_outside, versions, days, skip_bad
+        )
+    if skip_bad:
+        report_skipped(images, classifier.size)
     steps = iter(classifier.steps[len(classifier.steps) - sum(note is not None for note in notes) :])
     if as_json:
         learned = [(next(steps), note) for note in notes if note is not None]
@@ -114,7 +120,7 @@ def predict(
     rows = []
     for image, answer in zip(map(readable, files), answers, strict=True):
         if answer is None:
-            print(printable(f"ffcil: {image} cannot be read and is skipped."), file=sys.stderr)
+            _report_skipped(image)
             continue
         told = None if rate is None else answer.unknown
         for rank, guess in enumerate(answer.guesses, 1):
@@ -141,6 +147,7 @@ def measure(
     device: Device = None,
     imports: Imports = None,
     allow_outside: AllowOutside = False,
+    skip_bad: SkipBad = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure the accuracy of a classifier on labelled images: overall, and by the step that introduced a class.
@@ -160,7 +167,9 @@ def measure(
     others = None if unknown is None else image_files([unknown])
     with loaded(model, assignments, device, imports) as classifier:
         rate = None if others is None else usable_false_alarms(classifier, asked)
-        tested = classifier.test(images, others, rate or FALSE_ALARMS, allow_outside)
+        tested = classifier.test(images, others, rate or FALSE_ALARMS, allow_outside, skip_bad)
+    if skip_bad:
+        report_skipped([images], classifier.size)
     if as_json:
         print_json(tested)
         return
@@ -177,6 +186,18 @@ def measure(
             f"{detection['false_alarms']:.1f} % false alarms, AUROC {detection['auroc']:.1f}; by the highest score: "
             f"{detection['softmax_found']:.1f} % found, AUROC {detection['softmax_auroc']:.1f}"
         )
+
+
+def report_skipped(places: Sequence[Path], size: int) -> None:
+    """Name the labelled images that could not be read for an input of `size` pixels."""
+    from ffcil.classifier.reading import skipped
+
+    for image in (name for place in places for name in skipped(place, size)):
+        _report_skipped(image)
+
+
+def _report_skipped(image: str) -> None:
+    print(printable(f"ffcil: {image} cannot be read and is skipped."), file=sys.stderr)
 
 
 def usable_false_alarms(classifier: "Classifier", asked: float | None) -> float | None:

@@ -23,6 +23,9 @@ Device = Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda if 
 AllowOutside = Annotated[
     bool, typer.Option("--allow-outside", help="Read files that a CSV or Parquet table names outside its own folder.")
 ]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Name and skip images that cannot be read, now and when read again.")
+]
 Texts = list[str] | None
 """Values of an option that can be given several times."""
 Imports = Annotated[Texts, typer.Option("--import", metavar="FILE", help="Python file that registers your methods.")]

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ffcil.commands.classifier import loaded, usable_false_alarms
+from ffcil.commands.classifier import loaded, report_skipped, usable_false_alarms
 from ffcil.commands.options import AllowOutside, AsJson, Assignments, Device, FalseAlarms, Imports, Model, parse_share
 from ffcil.commands.output import check_place, print_json, write_csv
 from ffcil.errors import InputError, printable
@@ -45,9 +45,11 @@ def suggest(
         raise InputError("--false-alarms is for images without labels: leave it out, or leave out --labelled.")
     with loaded(model, assignments, device, imports) as classifier:
         if labelled:
-            rows = _doubts(classifier, folder, allow_outside)
+            rows = _doubts(classifier, folder, allow_outside, skip_bad)
         else:
             rows = _suggestions(classifier, folder, count, usable_false_alarms(classifier, asked), skip_bad)
+    if labelled and skip_bad:
+        report_skipped([folder], classifier.size)
     if out:
         write_csv(out, LABELLED if labelled else UNLABELLED, rows)
     if as_json:
@@ -75,7 +77,7 @@ def _suggestions(classifier: Any, folder: Path, count: int, rate: float | None, 
     ]
 
 
-def _doubts(classifier: Any, folder: Path, allow_outside: bool) -> list[dict[str, Any]]:
+def _doubts(classifier: Any, folder: Path, allow_outside: bool, skip_bad: bool) -> list[dict[str, Any]]:
     from ffcil.classifier.suggesting import doubt_labels
 
     return [
@@ -87,7 +89,7 @@ def _doubts(classifier: Any, folder: Path, allow_outside: bool) -> list[dict[str
             "score": doubt.instead.score,
             "wrong": doubt.wrong,
         }
-        for doubt in doubt_labels(classifier, folder, allow_outside)
+        for doubt in doubt_labels(classifier, folder, allow_outside, skip_bad)
     ]
 
 

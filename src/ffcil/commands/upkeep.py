@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ffcil.commands.options import AllowOutside, AsJson, Device, Imports, Model, import_methods
+from ffcil.commands.classifier import report_skipped
+from ffcil.commands.options import AllowOutside, AsJson, Device, Imports, Model, SkipBad, import_methods
 from ffcil.commands.output import print_json, print_table, stoppable
 from ffcil.errors import printable
 
@@ -64,6 +65,7 @@ def correct(
     device: Device = None,
     imports: Imports = None,
     allow_outside: AllowOutside = False,
+    skip_bad: SkipBad = False,
 ) -> None:
     """Correct labels of learned images, as if right from the start. The method must support it, as anyarrival does.
 
@@ -75,7 +77,9 @@ def correct(
 
     import_methods(imports)
     with stoppable(""), changing(model, device) as classifier:
-        notes = classifier.correct(images, allow_outside=allow_outside)
+        notes = classifier.correct(images, allow_outside=allow_outside, skip_bad=skip_bad)
+    if skip_bad:
+        report_skipped([images], classifier.size)
     print(printable(f"{model}: {notes['new_images']:,} image(s) have other labels now: version {classifier.version}"))
 
 

@@ -70,7 +70,7 @@ def prepare_dataset(
     if source.list_images is None:
         return {**summary, "left_out": []}
     store = cache_folder() / source.list_images(root).key(size)
-    left_out = open_store(store).left_out
+    left_out = source.list_images(root).left_out(size)
     _report_bad(left_out, report)
     return {**summary, "store": str(store), "left_out": [image.name for image in left_out]}
 

@@ -19,6 +19,7 @@ from ffcil.data.decoding import LARGE, Encoded, decode_to_store, short_side_for
 from ffcil.data.image_set import ImageSet
 from ffcil.data.ragged import RaggedImages
 from ffcil.data.resized_crop import SMALLEST_CROP, ResizedCrop
+from ffcil.data.store import BadImage, open_store
 from ffcil.errors import InputError
 
 DEFAULT_SIZE = 64
@@ -83,6 +84,16 @@ class Listing:
         """The same listing with all images for training, unless the data set has its own split."""
         return replace(self, parts=np.full(len(self.labels), TRAIN)) if self.random_split else self
 
+    def without(self, left_out: Iterable[BadImage]) -> Self:
+        """The same listing in which these images, by their positions among the used ones, are not used."""
+        parts = self.parts.copy()
+        parts[np.flatnonzero(parts != UNUSED)[[image.position for image in left_out]]] = UNUSED
+        return replace(self, parts=parts)
+
+    def left_out(self, size: int) -> tuple[BadImage, ...]:
+        """The unreadable images that the store of this size leaves out. The store must exist."""
+        return open_store(cache_folder() / self.key(size)).left_out
+
     def __len__(self) -> int:
         """Number of used images."""
         return int((self.parts != UNUSED).sum())
@@ -125,8 +136,7 @@ class Listing:
             print(self.ignored_message(), file=sys.stderr)
         encoded = partial(self.encoded, allow_outside)
         store = decode_to_store(self.key(size), encoded, len(self), size, skip_bad)
-        kept = self.parts.copy()
-        kept[np.flatnonzero(kept != UNUSED)[[image.position for image in store.left_out]]] = UNUSED
+        kept = self.without(store.left_out).parts
 
         def image_set(part: int) -> ImageSet:
             pixels, sizes = store.parts[part]
