@@ -254,6 +254,23 @@ def test_a_finished_run_does_not_answer_for_other_images(tmp_path: Path) -> None
         Run(settings, tmp_path / "run", data=other, device="cpu", threads=1).execute()
 
 
+def test_a_finished_run_notices_that_its_folder_has_changed(tmp_path: Path) -> None:
+    photos = write_colours(tmp_path / "photos", classes=2, images=6)
+    settings = config(arrivals={"sizes": [2]}, train={"epochs_scale": 0.1})
+
+    def repeat() -> dict[str, Any]:
+        return Run(settings, tmp_path / "run", data=photos, device="cpu", threads=1).execute()
+
+    done = repeat()
+    (photos / "notes.txt").write_text("no image")
+    assert repeat() == done
+    shutil.copy(photos / "colour 0" / "0000.png", photos / "colour 1" / "9999.png")
+    with pytest.raises(InputError, match="was started with other images: restore them, or choose another --out"):
+        repeat()
+    shutil.rmtree(photos)  # results stay readable without their images
+    assert repeat() == done
+
+
 def dataset_of_sets(images: ImageSet) -> DataSet:
     return DataSet(images, images, own_augmentation(16))
 

@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from ffcil.config.settings import RunConfig
+from ffcil.data.own_images import TEST, TRAIN
 from ffcil.data.sources import SOURCES
 from ffcil.methods import complete
 from ffcil.runs.folder import differing_fields
@@ -33,6 +35,17 @@ def fingerprint(stream: Stream) -> dict[str, Any]:
         "image_size": list(stream.train.image_size),
         "sample": sample.hexdigest(),
     }
+
+
+def images_may_differ(dataset: str, data: Path, stored: Mapping[str, Any]) -> bool:
+    """Whether the user's own files may be other images than those of a stored fingerprint, without reading them: their
+    number in some class has changed. Files that are gone do not count."""
+    list_images = SOURCES[dataset].list_images
+    if SOURCES[dataset].classes is not None or list_images is None or not data.exists():
+        return False
+    listing = list_images(data)
+    counts = [listing.counts(part).tolist() for part in (TRAIN, TEST)]
+    return [list(listing.class_names), *counts] != [stored[k] for k in ("classes", "train_images", "test_images")]
 
 
 @dataclass(frozen=True)

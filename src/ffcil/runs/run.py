@@ -26,7 +26,7 @@ from ffcil.runs.checkpoint import copied
 from ffcil.runs.counts import Counts
 from ffcil.runs.environment import Session, describe_environment, describe_method
 from ffcil.runs.folder import RunFolder, locked
-from ffcil.runs.identity import RunIdentity, fingerprint, identity
+from ffcil.runs.identity import RunIdentity, fingerprint, identity, images_may_differ
 from ffcil.runs.own_checkpoints import REMEDY, OwnCheckpoints, ResumePoint
 from ffcil.runs.processes import in_processes
 from ffcil.runs.step import learn_step
@@ -102,12 +102,22 @@ class Run:
                 file = file_of(self.config.method)
                 part = _Part(self.config, self.folder, self.data, self.device, self.threads, file)
                 in_processes(self.devices, part, self.listener)
-        elif isinstance(self.data, DataSet) and self.files.read("data.json"):  # its name says nothing about its images
-            arrivals = build_arrivals(self.config, self.data.train.classes)
-            stream = Stream(self.data.train, self.data.test, arrivals, self.config.class_seed)
-            self.files.check_same("data.json", fingerprint(stream), "images")
+        elif stored := self.files.read("data.json"):
+            self._check_images(stored)
         self.files.check_config(self.config, complete)
         return {**self.files.summary(), "folder": str(self.folder)}
+
+    def _check_images(self, stored: Mapping[str, Any]) -> None:
+        """Check that a finished run is asked for its own images: its name says nothing about them."""
+        config, data = self.config, self.data
+        if isinstance(data, Path):
+            if not images_may_differ(config.dataset, data, stored):
+                return
+            data = load_dataset(config.dataset, data, config.image_size)
+        if data is not None:
+            arrivals = build_arrivals(config, data.train.classes)
+            stream = Stream(data.train, data.test, arrivals, config.class_seed)
+            self.files.check_same("data.json", fingerprint(stream), "images")
 
     def work(self, parallel: Parallel = ALONE) -> None:
         """Do the work of one of the run's processes. Only process 0 writes files."""
