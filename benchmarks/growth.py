@@ -44,6 +44,14 @@ RUNS: dict[str, dict[str, Any]] = {
     "run-icarl-1000000-images": {"method": "icarl", "classes": 100, "steps": 10, "images": 10_000},
 }
 """Real runs from start to end, each followed by the case of its report."""
+TITLES = {
+    "run-simplecil-3000-steps": "SimpleCIL,\n3,000 steps of one class",
+    "run-simplecil-10000-classes": "SimpleCIL,\n100 steps of 100 classes",
+    "run-icarl-10000-classes": "iCaRL,\n100 steps of 100 classes",
+    "run-icarl-1000-steps": "iCaRL,\n1,000 steps of one class",
+    "run-icarl-1000000-images": "iCaRL,\n10 steps of 100,000 images",
+}
+"""Of the panels of the plot."""
 INVENTED: dict[str, dict[str, Any]] = {
     "report-1000-steps": {"sizes": [1] * 1000, "images": 10},
     "report-10000-classes": {"sizes": [50, 150] * 50, "images": 10},
@@ -94,15 +102,16 @@ def curve(folder: Path) -> list[tuple[int, float]]:
 def draw(cases: dict[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
-    curves = {name: case["curve"] for name, case in cases.items() if "curve" in case}
-    figure, panels = plt.subplots(1, len(curves), figsize=(3.1 * len(curves), 3), layout="constrained")
-    for axes, (name, points) in zip(panels, curves.items(), strict=True):
-        axes.plot(*zip(*points, strict=True), marker="." if len(points) < 20 else None)
-        axes.set(xlabel="classes seen", ylim=(0, None))
-        axes.set_title(name.removeprefix("run-").replace("-", " "), fontsize=9)
-        axes.tick_params(labelsize=8)
+    figure = plt.figure(figsize=(9, 5.6), layout="constrained")
+    for place, (name, title) in enumerate(TITLES.items(), start=1):
+        axes = figure.add_subplot(2, 3, place)
+        classes, seconds = zip(*cases[name]["curve"], strict=True)
+        axes.plot(classes, seconds, marker="." if len(classes) < 20 else None)
+        axes.set(xlabel="classes seen", ylabel="seconds of a step", xlim=(0, None), ylim=(0, 1.1 * max(seconds)))
+        axes.set_title(title, fontsize=10)
+        axes.xaxis.set_major_locator(plt.MaxNLocator(5))
+        axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.grid(alpha=0.3)
-    panels[0].set_ylabel("seconds of a step")
     figure.savefig(path, dpi=150)
 
 
