@@ -284,6 +284,8 @@ def test_a_command_names_the_package_that_it_lacks(ffcil: Command, monkeypatch: 
     ("arguments", "message"),
     [
         (["run", "glyps"], "Unknown recipe 'glyps': did you mean 'glyphs'?"),
+        (["run", "/"], "/ is not a recipe: name one before it, for example `ffcil run own-images --data /`"),
+        (["run", "own-images", "--set", "method=icarl"], "trains from scratch and cannot use the pre-trained 'vit"),
         (["run", "glyphs", "--set", "method=icrl"], "Unknown method 'icrl': did you mean 'icarl'?"),
         (["run", "glyphs", "--set", "dataset=gliphs"], "Unknown data set 'gliphs': did you mean 'glyphs'?"),
         (["run", "glyphs", "--set", "framewrk=paper"], "Unknown field 'framewrk': did you mean 'framework'?"),
@@ -445,7 +447,7 @@ def test_changes_and_history_of_a_classifier(ffcil: Command, tmp_path: Path) -> 
     learned = ffcil("learn", "model", second, "--device", "cpu", "--versions", "4")
     assert "learned colour 3, colour 0 (again), colour 1 (again), colour 2 (again) from 16 images" in learned.stdout
     assert ffcil("forget", "model", "colour 1").stdout == "model has forgotten colour 1: version 3\n"
-    assert ffcil("rename", "model", "colour 2", "green").stdout == "model calls colour 2 green now: version 4\n"
+    assert ffcil("rename", "model", "colour 2", "green").stdout == "model: colour 2 is called green now: version 4\n"
     Path("right.csv").write_text(f"path,label\n{next((tmp_path / 'first' / 'colour 0').iterdir())},green\n")
     assert "--allow-outside" in ffcil("correct", "model", "right.csv").stderr
     corrected = ffcil("correct", "model", "right.csv", "--allow-outside")

@@ -76,6 +76,12 @@ def test_image_files_follow_links_as_class_folders_do(tmp_path: Path) -> None:
     assert image_files([folder]) == [folder / "linked" / f"0{k}.png" for k in range(3)]
 
 
+def test_a_file_given_as_a_folder_is_called_a_file(tmp_path: Path) -> None:
+    (tmp_path / "all.csv").write_text("path,label\n")
+    with pytest.raises(InputError, match=r"all\.csv is a file: give .*, or set dataset to parquet or csv\."):
+        load_dataset("folder", tmp_path / "all.csv")
+
+
 def test_images_given_for_the_drawn_data_set_are_an_error_not_ignored(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="'glyphs' is drawn, not read from files: leave --data out, or set dataset"):
         load_dataset("glyphs", tree(tmp_path / "mine"))

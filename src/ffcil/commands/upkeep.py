@@ -53,7 +53,7 @@ def rename(
     import_methods(imports)
     with stoppable(""), changing(model, device) as classifier:
         classifier.rename(old, new)
-    print(printable(f"{model} calls {old} {new} now: version {classifier.version}"))
+    print(printable(f"{model}: {old} is called {new} now: version {classifier.version}"))
 
 
 def correct(

@@ -30,7 +30,10 @@ class DrawnArrivals(Settings):
     def _classes(self, available: int) -> int:
         classes = self.classes or available
         if classes > available:
-            raise InputError(f"arrivals.classes is {classes}, but the data set has {available}: lower it, or use null.")
+            raise InputError(
+                f"arrivals.classes is {classes}, but the data set has {available}: lower it, or use all with "
+                "arrivals.classes=null."
+            )
         return classes
 
 

@@ -1,6 +1,7 @@
 """Recipes, overrides, and the configuration that they resolve to."""
 
 import importlib
+import shlex
 from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from importlib import resources
@@ -42,6 +43,9 @@ def load_recipe(name: str) -> dict[str, Any]:
         text = path.read_bytes().decode("utf-8", errors="replace")
     elif name in recipe_names():
         text = (resources.files("ffcil.config.recipes") / f"{name}.yaml").read_text(encoding="utf-8")
+    elif path.exists():
+        example = f"ffcil run own-images --data {shlex.quote(name)}"
+        raise InputError(f"{name} is not a recipe: name one before it, for example `{example}`.")
     else:
         raise unknown("recipe", name, recipe_names())
     content = _copied(_parsed(f"Recipe {name!r}", text))

@@ -29,6 +29,8 @@ def listing_of(train: Samples, test: Samples, class_names: Sequence[str], ignore
 def find_folder(root: Path | None) -> Path:
     if root is None:
         raise InputError(f"Data set 'folder' needs images: give with --data {FORM}.")
+    if root.is_file():
+        raise InputError(f"{root} is a file: give {FORM}, or set dataset to parquet or csv.")
     if not root.is_dir():
         raise InputError(f"There is no folder {root}: give {FORM}.")
     return root

@@ -84,7 +84,12 @@ def complete(config: RunConfig) -> RunConfig:
             f"features=stored is not supported by {config.method!r}, which trains from scratch: leave it at computed."
         )
     if not method.pretrained and config.backbone not in BACKBONES:
-        raise unknown("backbone", config.backbone, BACKBONES)
+        if config.weights is None:
+            raise unknown("backbone", config.backbone, BACKBONES)
+        raise InputError(
+            f"Method {config.method!r} trains from scratch and cannot use the pre-trained {config.backbone!r}: use a "
+            "recipe for such methods, such as cifar100 or glyphs."
+        )
     framework_of(config)  # refuses parts for the other kind of method
     for option in config.options:
         if option not in method.Config.model_fields:
