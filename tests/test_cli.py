@@ -326,9 +326,9 @@ def test_a_command_names_the_package_that_it_lacks(ffcil: Command, monkeypatch: 
 def test_mistakes(ffcil: Command, tmp_path: Path, arguments: list[str], message: str) -> None:
     done = ffcil(*arguments)
     assert done.returncode == 2
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
+    said = [line for line in done.stderr.splitlines() if "waiting for process" not in line]  # another test draws glyphs
+    assert len(said) == 1, done.stderr
+    assert message in said[0]
     assert done.stdout == ""
 
 
