@@ -5,20 +5,29 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+from torchvision.models import mobilenet_v3_small
 from typer.testing import CliRunner
 
-from conftest import small_stream
+from conftest import SHORT, small_stream
+from ffcil.classifier.classifier import Classifier
 from ffcil.cli import app
+from ffcil.errors import InputError
 from ffcil.methods import METHODS, Learner, load_methods
+from ffcil.models.folding import Folded
+from ffcil.models.resnet import BACKBONES, Backbone, register_backbone
 from ffcil.report import load_runs
 from ffcil.studies.study import jobs_of, load_study, narrow
+from ffcil.training.engine import Engine
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+BACKBONE = EXAMPLES / "my_backbone.py"
 CONVENTIONAL, PRETRAINED = EXAMPLES / "my_conventional_method.py", EXAMPLES / "my_pretrained_method.py"
 
 
@@ -53,22 +62,25 @@ def test_the_example_of_an_own_study() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _forget_methods() -> Iterator[None]:
-    """Unregister the methods of the examples, because other tests list all methods."""
-    before = dict(METHODS)
+def _forget_examples() -> Iterator[None]:
+    """Unregister what the examples register, because other tests list all methods and backbones."""
+    before = [dict(names) for names in (METHODS, BACKBONES)]
     yield
-    METHODS.clear()
-    METHODS.update(before)
+    for names, known in zip((METHODS, BACKBONES), before, strict=True):
+        names.clear()
+        names.update(known)
+    for file in EXAMPLES.glob("*.py"):
+        sys.modules.pop(str(file), None)
+
+
+def ffcil(*arguments: object) -> str:
+    done = CliRunner().invoke(app, [str(part) for part in arguments])
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
 def test_own_methods_from_run_to_report(tmp_path: Path, colours: Path) -> None:
     """One file each, outside the package: enough for `methods`, `run` and `report`."""
-
-    def ffcil(*arguments: object) -> str:
-        done = CliRunner().invoke(app, [str(part) for part in arguments])
-        assert done.exit_code == 0, done.output
-        return done.output
-
     quick = ("dataset=folder", "image_size=16", "arrivals.sizes=[2,1,3]", "train.epochs_scale=0.5", "framework=paper")
     for file, method in ((CONVENTIONAL, "focal"), (PRETRAINED, "slda")):
         options = [part for field in (f"method={method}", *quick) for part in ("--set", field)]
@@ -86,6 +98,53 @@ def test_own_methods_from_run_to_report(tmp_path: Path, colours: Path) -> None:
     for name in ("Focal replay, linear head", "Focal replay, nearest mean", "SLDA, linear discriminant"):
         assert name in table
         assert name in page
+
+
+@pytest.mark.parametrize("method", ["icarl", "memo"])
+def test_an_own_backbone_is_torchvisions_network(method: str, make_learner: Callable[..., Learner]) -> None:
+    load_methods(str(BACKBONE))
+    load_methods(str(BACKBONE))  # a second time is no mistake
+    learner = make_learner(method=method, backbone="mobilenet", train=SHORT)
+    for increment in small_stream([2, 1]):
+        learner.learn(increment)
+    theirs = mobilenet_v3_small(weights=None).features.eval()
+    theirs.load_state_dict(dict(zip(theirs.state_dict(), learner.backbone.state_dict().values(), strict=True)))  # type: ignore[operator]
+    images = torch.randn(4, 3, 32, 32)
+    with torch.no_grad():
+        features = learner.features(images)[:, -576:]  # type: ignore[operator]
+        torch.testing.assert_close(features, theirs(images).mean(dim=(2, 3)))
+
+
+def test_an_own_backbone_in_two_processes_and_in_a_classifier(tmp_path: Path, colours: Path) -> None:
+    """Both need the file: the processes import it themselves, and the user has to name it again for the classifier."""
+    quick = ("backbone=mobilenet", "image_size=16", "train.epochs_scale=0.1")
+    own = ("--import", BACKBONE, *(part for field in quick for part in ("--set", field)), "--device", "cpu")
+    stream = ("--set", "dataset=folder", "--set", "arrivals.sizes=[2,1]", "--data", colours)
+    ffcil("run", "glyphs", *own, *stream, "--devices", "2", "--out", tmp_path / "run")
+    ffcil("learn", tmp_path / "model", colours, "--recipe", "glyphs", *own)
+    del BACKBONES["mobilenet"]
+    with pytest.raises(InputError, match="uses backbone 'mobilenet', which is not registered: add --import FILE"):
+        Classifier.load(tmp_path / "model", "cpu")
+
+
+def test_frozen_copies_of_an_own_backbone_are_not_folded(
+    make_learner: Callable[..., Learner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch norm may be registered after a convolution and be computed before it."""
+    monkeypatch.setattr(Engine, "folds", True)
+
+    class Backwards(Backbone):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution, self.norm = nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3)
+            self.lower, self.upper, self.feature_dim = self.norm, self.convolution, 3
+
+    register_backbone("backwards")(Backwards)
+    with pytest.raises(InputError, match="Two backbones are called 'backwards'"):
+        register_backbone("backwards")(Backwards)
+    for name, folded in (("backwards", False), ("resnet8", True)):
+        learner = make_learner(method="finetune", backbone=name)
+        assert isinstance(learner.frozen_copy(learner.build_backbone()).forward, Folded) == folded
 
 
 def test_focal_loss_by_hand(make_learner: Callable[..., Learner]) -> None:

@@ -28,6 +28,8 @@ _HOME = {
     "Learner": "ffcil.methods",
     "register": "ffcil.methods",
     "build_learner": "ffcil.methods",
+    "Backbone": "ffcil.models.resnet",
+    "register_backbone": "ffcil.models.resnet",
     "Engine": "ffcil.training.engine",
     "evaluate": "ffcil.runs.run",
     "RunConfig": "ffcil.config.settings",

@@ -9,6 +9,7 @@ from ffcil.config.resolve import build_config, merge_overrides
 from ffcil.config.settings import RunConfig
 from ffcil.errors import InputError
 from ffcil.methods import METHODS, complete
+from ffcil.models.resnet import BACKBONES
 
 CHANGEABLE = ("weights", "memory", "train", "evaluate_batch", "checkpoint_seconds")
 """Fields of a configuration that may change between two steps, because nothing that was learned depends on them."""
@@ -23,6 +24,11 @@ def changed_config(folder: Path, config: Mapping[str, Any], changes: Mapping[str
     if config["method"] not in METHODS:
         raise InputError(
             f"The classifier in {folder} uses method {config['method']!r}, which is not registered: add --import FILE."
+        )
+    if not METHODS[config["method"]].pretrained and config["backbone"] not in BACKBONES:
+        raise InputError(
+            f"The classifier in {folder} uses backbone {config['backbone']!r}, which is not registered: add --import "
+            "FILE."
         )
     # completed, because a classifier of an earlier version lacks fields or has them in another form
     saved = complete(build_config(config))

@@ -206,9 +206,9 @@ class RunConfig(Settings):
     train_seed: Seed = 0
     """Seed of the initialisation, the batches and the augmentation."""
     backbone: str
-    """Backbone: resnet8 (small, for a CPU), resnet32, resnet18 (small images), resnet18-imagenet or
-    resnet18-imagenet-3x3; for pre-trained methods the name and tag of a network of timm, a plain ViT for methods that
-    tune it."""
+    """Backbone: resnet8 (small, for a CPU), resnet32, resnet18 (small images), resnet18-imagenet,
+    resnet18-imagenet-3x3, or one that an imported file registers; for pre-trained methods the name and tag of a network
+    of timm, a plain ViT for methods that tune it."""
     weights: str | None = None
     """Weights of a pre-trained backbone: a file, `hub` for the weights that timm publishes under this name, `embedded`
     for glyph_vit, or null for random weights."""

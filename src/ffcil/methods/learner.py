@@ -20,7 +20,7 @@ from ffcil.errors import InputError
 from ffcil.methods.framework import Framework
 from ffcil.methods.parts.feature_cache import FeatureCache
 from ffcil.models.folding import compute_folded
-from ffcil.models.resnet import Backbone, build_backbone
+from ffcil.models.resnet import BUILT_IN, Backbone, build_backbone
 from ffcil.stream import Increment
 from ffcil.training.batch_norm import synchronise_batch_norm
 from ffcil.training.batches import ImageSource
@@ -343,7 +343,7 @@ class Learner(nn.Module, ABC):
         Overwrite it by `load_state_dict` only: on a GPU it computes by a form that is derived from what is loaded, in
         the engine's precision."""
         copied = self.placed(copy.deepcopy(network)).requires_grad_(False).eval()
-        if self.engine.folds:
+        if self.engine.folds and self.settings.backbone in BUILT_IN:
             compute_folded(copied, self.engine.dtype, self.engine.place)
         return copied
 

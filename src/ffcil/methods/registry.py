@@ -45,18 +45,28 @@ def find_method(name: str) -> type[Learner]:
 
 
 def load_methods(path: str) -> None:
-    """Import a Python file that registers methods. The name of its module is its path."""
+    """Import a Python file that registers methods or backbones, unless it was imported before. The name of its module
+    is its path."""
     if not Path(path).is_file():
         raise InputError(f"There is no file {path!r} to import methods from: name a Python file with @register in it.")
-    before = set(METHODS)
+    before = {*METHODS}, {*BACKBONES}
     name = str(Path(path).resolve())
+    if name in sys.modules:
+        return
     loader = SourceFileLoader(name, name)
     spec = spec_from_file_location(name, loader=loader)
     assert spec is not None
     module = sys.modules[name] = module_from_spec(spec)
-    loader.exec_module(module)
-    if set(METHODS) == before:
-        raise InputError(f'{path} registers no method: decorate its learner with @register("name").')
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    if ({*METHODS}, {*BACKBONES}) == before:
+        raise InputError(
+            f'{path} registers no method and no backbone: decorate its learner with @register("name"), or its network '
+            'with @register_backbone("name").'
+        )
 
 
 def framework_of(config: RunConfig) -> Framework:

@@ -5,17 +5,19 @@ A backbone maps images [B, 3, H, W] to pooled features [B, feature_dim] and has 
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ffcil.errors import unknown
+from ffcil.errors import InputError, unknown
 
 
 class Backbone(nn.Module):
-    """Images [B, 3, H, W] through `lower` and `upper` to maps [B, feature_dim, h, w], pooled to [B, feature_dim]."""
+    """Images [B, 3, H, W] through `lower` and `upper` to maps [B, feature_dim, h, w], pooled to [B, feature_dim].
+
+    A subclass sets these three in its `__init__`. `@register_backbone` gives it a name."""
 
     feature_dim: int
     lower: nn.Module
@@ -138,6 +140,23 @@ BACKBONES: dict[str, Callable[[], Backbone]] = {
     "resnet18-imagenet-3x3": lambda: ResNet18("3x3-pool"),
 }
 """Backbones by name. `resnet8` halves the image in its stem; it is for small images on a CPU."""
+BUILT_IN = frozenset(BACKBONES)
+"""Backbones in which a batch norm that is registered after a convolution also follows it in the computation, so that
+frozen copies can be folded. Nobody knows that of others."""
+Factory = TypeVar("Factory", bound=Callable[[], Backbone])
+
+
+def register_backbone(name: str) -> Callable[[Factory], Factory]:
+    """`@register_backbone("mine")` makes a subclass of `Backbone`, or a function that builds one, available to methods
+    that train from scratch: `--import FILE --set backbone=mine`."""
+
+    def add(factory: Factory) -> Factory:
+        if name in BACKBONES:
+            raise InputError(f"Two backbones are called {name!r}: register one under another name.")
+        BACKBONES[name] = factory
+        return factory
+
+    return add
 
 
 def build_backbone(name: str) -> Backbone:

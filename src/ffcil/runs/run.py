@@ -22,6 +22,7 @@ from ffcil.methods import METHODS, build_learner, complete, find_method, load_me
 from ffcil.methods.learner import Learner
 from ffcil.methods.parts.exemplars import exemplars_per_class
 from ffcil.models.pretrained import normalisation_of_weights
+from ffcil.models.resnet import BACKBONES
 from ffcil.runs.checkpoint import copied
 from ffcil.runs.counts import Counts
 from ffcil.runs.environment import Session, describe_environment, describe_method
@@ -99,8 +100,8 @@ class Run:
             if self.devices == 1:
                 self.work()
             else:
-                file = file_of(self.config.method)
-                part = _Part(self.config, self.folder, self.data, self.device, self.threads, file)
+                files = tuple(map(file_of, (find_method(self.config.method), BACKBONES[self.config.backbone])))
+                part = _Part(self.config, self.folder, self.data, self.device, self.threads, files)
                 in_processes(self.devices, part, self.listener)
         elif stored := self.files.read("data.json"):
             self._check_images(stored)
@@ -277,12 +278,15 @@ class _Part:
     data: Path | DataSet | None
     device: str
     threads: int | None
-    file: str
-    """Python file of the method."""
+    files: tuple[str, ...]
+    """Python files of the method and of the backbone."""
 
     def __call__(self, parallel: Parallel, listener: Listener) -> None:
+        of_method, of_backbone = self.files
         if self.config.method not in METHODS:
-            load_methods(self.file)
+            load_methods(of_method)
+        if self.config.backbone not in BACKBONES:
+            load_methods(of_backbone)
         run = Run(self.config, self.folder, data=self.data, device=self.device, threads=self.threads, listener=listener)
         run.work(parallel)
 
@@ -306,12 +310,12 @@ def check_devices(config: RunConfig, devices: int) -> None:
         )
 
 
-def file_of(method: str) -> str:
-    """The Python file of a method, from which other processes import it."""
-    file: str | None = getattr(sys.modules[find_method(method).__module__], "__file__", None)
+def file_of(registered: Any) -> str:
+    """The Python file of a method or a backbone, from which other processes import it."""
+    file: str | None = getattr(sys.modules[registered.__module__], "__file__", None)
     if file is None:
         raise InputError(
-            f"Method {method!r} is not in a Python file that other processes can import: write it into one, or run it "
+            f"{registered.__name__} is not in a Python file that other processes can import: write it into one, or run "
             "on one device."
         )
     return file
