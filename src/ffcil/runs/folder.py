@@ -30,8 +30,9 @@ _LASTING = ("ffcil", "commit", "python", "torch", "device", "precision", "graph"
 """Fields of the environment whose changes are noted when a run is resumed."""
 NEW_START = "remove the folder and start the run again"
 """Remedy for a folder that cannot be repaired."""
-_OWN = {"config.json", "arrivals.json", "data.json", "method.json", "environment.json", "records.jsonl", "counts"} | {
-    *("checkpoints", "summary.json", "done", "progress.json", "run.log", "report", "tensorboard", "wandb")
+_OWN = {
+    *("config.json", "arrivals.json", "data.json", "method.json", "environment.json", "records.jsonl", "summary.json"),
+    *("progress.json", "run.log", "done", "counts", "checkpoints", "report", "tensorboard", "wandb"),
 }
 """Names in the folder of a run."""
 _CHECKPOINT = re.compile(r"step-(\d+)-epoch-(\d+)\.safetensors")
