@@ -13,8 +13,11 @@ from torch import Tensor
 from conftest import Make, small_config, small_stream
 from ffcil.data import feature_store
 from ffcil.data.feature_store import FeatureStore
+from ffcil.data.image_set import ImageSet
 from ffcil.errors import InputError
 from ffcil.methods import complete
+from ffcil.models.vit import ViT
+from ffcil.runs.run import Run
 
 
 class Asked:
@@ -111,6 +114,16 @@ def test_a_second_run_computes_no_features(
         plain.learn(increment)
     agreeing = plain.predictions(increment)[plain.scored] == predicted[0]
     assert agreeing.float().mean() > 0.95
+
+
+def test_a_second_run_reads_no_pixels(tmp_path: Path, colours: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its images are found by digests that lie beside their store, although its classes come in another order."""
+    monkeypatch.setenv("FFCIL_CACHE", str(tmp_path))
+    fields = {"method": "simplecil", "features": "stored", "dataset": "folder", "arrivals": {"sizes": [2, 1, 3]}}
+    for seed in (0, 1):
+        Run(small_config(**fields, class_seed=seed), tmp_path / str(seed), data=colours, device="cpu").execute()
+        monkeypatch.setattr(ImageSet, "_computed_digests", None)
+        monkeypatch.setattr(ViT, "forward", None)
 
 
 def test_stores_differ_where_features_do(make_learner: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ the range `[seen_before, seen_now)`, and no other code computes an offset.
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -92,7 +92,7 @@ class Stream:
         position[list(self.order)] = torch.arange(len(self.order), device=position.device)
         labels = torch.where(images.labels >= 0, position[images.labels.clamp_min(0)], -1)
         names = tuple(images.class_names[c] for c in self.order)
-        return ImageSet(images.images, labels, names)
+        return replace(images, labels=labels, class_names=names)
 
     def __len__(self) -> int:
         return self.arrivals.steps
