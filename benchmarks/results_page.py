@@ -387,9 +387,9 @@ def growth(path: Path) -> str:
         "## Long and wide runs",
         "",
         f"{made_by(document['environment'])}. Every case is a process with at most {document['open_files']} open files "
-        f"on {document['cores']} cores. Three images of each class are trained on, and one is tested. Before: commit "
-        f"{before['commit'][:7]}; after: commit {after['commit'][:7]}. CPU seconds are missing where they were not "
-        "measured.",
+        f"on {document['cores']} cores. Three images of each class (`run-icarl-1000000-images`: 10,000) are trained "
+        f"on, and one is tested. Before: commit {before['commit'][:7]}; after: commit {after['commit'][:7]}. CPU "
+        "seconds are missing where they were not measured.",
         "",
         "| case | seconds (CPU) before, after | peak MB before, after | page MB before, after |",
         "|---|---|---|---|",
