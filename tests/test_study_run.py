@@ -235,6 +235,7 @@ def test_code_of_a_study_file_is_run_only_if_asked(
 
     def command(*options: str) -> int:
         METHODS.pop("of-a-file", None)
+        sys.modules.pop(str(code), None)  # as in a process of its own
         monkeypatch.setattr(sys, "argv", ["ffcil", "study", str(study), "--out", str(tmp_path / "out"), *options])
         with pytest.raises(SystemExit) as ended:
             main()
