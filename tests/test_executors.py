@@ -24,6 +24,7 @@ from ffcil.cli import app
 from ffcil.errors import InputError
 from ffcil.locks import lock
 from ffcil.methods import METHODS, load_methods
+from ffcil.models.resnet import BACKBONES
 from ffcil.runs.folder import is_busy
 from ffcil.studies.executors.idle import Idleness
 from ffcil.studies.executors.job import LOG, Ending, Job, Outcome, attempt
@@ -288,6 +289,27 @@ def test_the_output_of_a_child_goes_to_its_log(tmp_path: Path, colours: Path) ->
     log = (job.folder / LOG).read_text()
     assert log.count("Traceback") == 2  # two attempts
     assert "from below" in log
+
+
+def test_a_worker_imports_only_what_is_not_registered(
+    tmp_path: Path, colours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program may have imported the file as a module of another name. A second registration would be an error."""
+    ran, file = tmp_path / "ran", tmp_path / "mine.py"
+    file.write_text(
+        f"open({str(ran)!r}, 'a').write('x')\n"
+        "from ffcil import register_backbone\nfrom ffcil.models.resnet import BACKBONES\n"
+        "register_backbone('my_backbone')(BACKBONES['resnet8'])\n"
+    )
+    monkeypatch.setattr("ffcil.methods.registry.BACKBONES", known := dict(BACKBONES))
+    monkeypatch.setattr("ffcil.models.resnet.BACKBONES", known)
+    (job,) = small_jobs(tmp_path, colours, groups=one_setting("finetune"), epochs=1)
+    config = job.config.model_copy(update={"backbone": "my_backbone"})
+    assert attempt(replace(job, config=config, imports=(str(file),))) == DONE
+    del sys.modules[str(file)]
+    again = replace(job, config=config, imports=(str(file),), folder=tmp_path / "again")
+    assert attempt(again) == DONE
+    assert ran.read_text() == "x"
 
 
 def test_the_last_words_of_a_child_are_reported(tmp_path: Path, colours: Path) -> None:

@@ -72,7 +72,7 @@ def find_source(name: str) -> Source:
 
 
 def check_drawn(name: str, data: Path | None) -> None:
-    """Raise an error if files are given for a data set that has none: somebody believes that they are used."""
+    """Raise an error if files are given for a data set that has none: the user believes that they are used."""
     if name == "glyphs" and data is not None:
         raise InputError(
             "Data set 'glyphs' is drawn, not read from files: leave --data out, or set dataset to folder, parquet or "

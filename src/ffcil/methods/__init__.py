@@ -4,7 +4,7 @@ import importlib
 import pkgutil
 
 from ffcil.methods.learner import Learner, LearnerSettings, MethodConfig
-from ffcil.methods.registry import METHODS, build_learner, complete, find_method, load_methods, register
+from ffcil.methods.registry import METHODS, build_learner, complete, find_method, is_registered, load_methods, register
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
@@ -17,6 +17,7 @@ __all__ = [
     "build_learner",
     "complete",
     "find_method",
+    "is_registered",
     "load_methods",
     "register",
 ]

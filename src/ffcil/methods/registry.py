@@ -44,6 +44,12 @@ def find_method(name: str) -> type[Learner]:
     return METHODS[name]
 
 
+def is_registered(config: RunConfig) -> bool:
+    """Whether the method of a configuration is registered and, if it trains from scratch, its backbone."""
+    method = METHODS.get(config.method)
+    return method is not None and (method.pretrained or config.backbone in BACKBONES)
+
+
 def load_methods(path: str) -> None:
     """Import a Python file that registers methods or backbones, unless it was imported before. The name of its module
     is its path."""

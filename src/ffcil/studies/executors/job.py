@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ffcil.config.settings import RunConfig
 from ffcil.errors import BusyError, InputError
-from ffcil.methods import load_methods
+from ffcil.methods import is_registered, load_methods
 from ffcil.runs.loggers import listeners
 from ffcil.runs.progress import CompositeListener, ConsoleProgress, ProgressFile
 from ffcil.runs.run import Run
@@ -84,8 +84,9 @@ def attempt(job: Job) -> Outcome:
     with (job.folder / LOG).open("a", buffering=1, encoding="utf-8") as log, redirect_stdout(log), redirect_stderr(log):
         sys.argv = job.command()
         try:
-            for file in job.imports:
-                load_methods(file)
+            if not is_registered(job.config):
+                for file in job.imports:
+                    load_methods(file)
             console = ConsoleProgress(Console(file=log, width=200))
             listener = CompositeListener(console, ProgressFile(), *listeners(job.logs, job.config))
             # One thread each: runs do not compete for cores, and results do not depend on the machine's cores.
