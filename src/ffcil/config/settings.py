@@ -52,7 +52,8 @@ class TrainSettings(Settings):
     augment: Literal["standard", "auto", "none"] = "standard"
     """Augmentation: `standard` for crop, flip and brightness; `auto` to add AutoAugment and Cutout; `none`."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision: `auto` is bfloat16 autocast on a GPU and float32 on a CPU. Losses and heads are always float32."""
+    """Precision: `auto` is bfloat16 autocast on a GPU and float32 on a CPU. Losses and heads are always float32. On a
+    CPU, `bfloat16` is faster only if the CPU computes in it (AVX512-BF16, AMX)."""
     graph: bool = True
     """Whether to capture a training iteration as a CUDA graph (GPU only)."""
     compile: bool = True

@@ -54,8 +54,6 @@ class Engine:
         precision = settings.precision
         if precision == "auto":
             precision = "bfloat16" if on_gpu else "float32"
-        if precision == "bfloat16" and not on_gpu:
-            raise InputError("train.precision=bfloat16 needs a GPU: set it to auto, or run with --device cuda.")
         chosen = torch.device("cuda", number) if on_gpu else torch.device("cpu")
         if on_gpu:
             torch.cuda.set_device(chosen)  # streams and graphs are created on the current device
