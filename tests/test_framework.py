@@ -29,7 +29,8 @@ OFF = {
 
 def resolved(method: str, **fields: Any) -> Framework:
     learner = find_method(method)
-    has = {part.needs for part in FLOW_PARTS.values() if part.needs and getattr(learner, part.needs, False)}
+    wanted = {part.needs or part.acts_on for part in FLOW_PARTS.values()} - {""}
+    has = {attribute for attribute in wanted if getattr(learner, attribute, False)}
     return Framework.resolve(small_config(method=method, **fields), learner.own_alignment, learner.pretrained, has)
 
 
@@ -76,7 +77,8 @@ def test_flow_whitens_where_features_are_compared_with_class_means() -> None:
         made = resolved(method, framework="flow")
         assert (made.whiten, made.comparable) == (True, False)  # whitened cosines are comparable
         assert resolved(method, framework="flow", flow={"whiten": False}).comparable
-        assert resolved(method, framework="flow", flow={"comparable": True}).comparable
+        if find_method(method).compares_spaces:  # type: ignore[attr-defined]
+            assert resolved(method, framework="flow", flow={"comparable": True}).comparable
         assert not resolved(method, framework="flow", ha={"use": True}).whiten
         with pytest.raises(
             InputError, match=r"^flow.whiten=true and HA exclude each other: set flow.whiten=false, or ha.use=false\.$"
@@ -154,6 +156,10 @@ def test_each_part_can_be_set_alone(method: str, fields: dict[str, Any], expecte
         ("icarl", "whiten", True, "which trains from scratch"),
         ("tuna", "share", 0.5, "which does not compare classes in the feature spaces of different steps"),
         ("moal", "share", 0.5, "which does not compare classes in the feature spaces of different steps"),
+        ("simplecil", "enough", 3, "which tunes its network only by options of its own, or never"),
+        ("anyarrival", "min_steps", 50, "which tunes its network only by options of its own, or never"),
+        ("mos", "comparable", True, "which does not compare classes in the feature spaces of different steps"),
+        ("ease", "shared_ridge", True, "which has no analytic head"),
         ("ease", "follow", True, "whose later steps do not change the space of stored class means"),
         ("moal", "whiten", True, "which does not compare features with class means"),
     ],

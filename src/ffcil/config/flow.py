@@ -16,6 +16,9 @@ class FlowPart(NamedTuple):
     """Attribute that a method must have for it, such as `retrains`; empty: it applies to all of the kind."""
     methods: tuple[str, ...] = ()
     """The built-in methods that have this attribute."""
+    acts_on: str = ""
+    """Attribute without which a method of the kind stays as it is, although the part is on for all of them under
+    `framework=flow`, and records name it. Setting it for such a method is an error."""
     later: bool = False
     """Whether it was added after the first version of `flow`, so that runs of then were stored without it."""
 
@@ -25,12 +28,12 @@ FLOW_PARTS = {
     "growth": FlowPart(
         0.1, 0.0, pretrained=False, needs="retrains", methods=("bic", "icarl", "replay", "wa"), later=True
     ),
-    "enough": FlowPart(5, 1, pretrained=True),
+    "enough": FlowPart(5, 1, pretrained=True, acts_on="trains"),
     "share": FlowPart(0.5, 0.0, pretrained=True, needs="compares_spaces", methods=("cllora", "ease"), later=True),
     "follow": FlowPart(True, False, pretrained=True, needs="drifts", methods=("cllora",), later=True),
-    "min_steps": FlowPart(100, 1, pretrained=True),
-    "comparable": FlowPart(True, False, pretrained=True),
-    "shared_ridge": FlowPart(True, False, pretrained=True),
+    "min_steps": FlowPart(100, 1, pretrained=True, acts_on="trains"),
+    "comparable": FlowPart(True, False, pretrained=True, acts_on="compares_spaces"),
+    "shared_ridge": FlowPart(True, False, pretrained=True, acts_on="chooses_ridge"),
     "whiten": FlowPart(
         True,
         False,

@@ -105,6 +105,8 @@ LACKING = {
     "compares_means": "which does not compare features with class means",
     "drifts": "whose later steps do not change the space of stored class means",
     "compares_spaces": "which does not compare classes in the feature spaces of different steps",
+    "chooses_ridge": "which has no analytic head",
+    "trains": "which tunes its network only by options of its own, or never",
     "retrains": "which does not train the same network at every step on exemplars",
 }
 """What a method is said to be that lacks an attribute."""
@@ -116,18 +118,19 @@ def _flow(config: RunConfig, pretrained: bool, has: Container[str], ha: bool) ->
         raise InputError("flow.whiten=true and HA exclude each other: set flow.whiten=false, or ha.use=false.")
     values: dict[str, Any] = {}
     for name, part in FLOW_PARTS.items():
-        value, of_this_kind = getattr(config.flow, name), part.pretrained == pretrained
-        applies = of_this_kind and (not part.needs or part.needs in has)
-        if value is None:
-            wanted = config.framework == "flow" and applies and not (name == "whiten" and ha)
-            value = part.on if wanted else part.off
-        if value != part.off and not applies:
+        given, of_this_kind = getattr(config.flow, name), part.pretrained == pretrained
+        if given is None:
+            applies = of_this_kind and (not part.needs or part.needs in has) and not (name == "whiten" and ha)
+            values[name] = part.on if config.framework == "flow" and applies else part.off
+            continue
+        needed = part.needs or part.acts_on
+        if given != part.off and not (of_this_kind and (not needed or needed in has)):
             kind = "a pre-trained method" if pretrained else "which trains from scratch"
-            if of_this_kind:
-                kind = LACKING[part.needs]
-            given = str(value).lower()
-            raise InputError(f"flow.{name}={given} is not supported by {config.method!r}, {kind}: leave it at null.")
-        values[name] = value
+            raise InputError(
+                f"flow.{name}={str(given).lower()} is not supported by {config.method!r}, "
+                f"{LACKING[needed] if of_this_kind else kind}: leave it at null."
+            )
+        values[name] = given
     if values["whiten"] and config.flow.comparable is None:
         values["comparable"] = False  # whitened cosines are comparable: those with wrong classes are near 0 everywhere
     return values

@@ -89,6 +89,7 @@ class MoAL(Pretrained):
     Config = MoALConfig
     config: MoALConfig
     training_only = ("head", "running", "earlier")
+    chooses_ridge = True
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)

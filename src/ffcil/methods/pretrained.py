@@ -66,6 +66,8 @@ class Pretrained(Learner):
     compares_spaces: ClassVar[bool] = False
     """Whether the method scores classes in the spaces of different steps. It then defines `space_scores`, its scores
     pass through `compared`, and `flow.comparable` applies."""
+    chooses_ridge: ClassVar[bool] = False
+    """Whether the method chooses the ridge of an analytic head; `flow.shared_ridge` then applies."""
     drifts: ClassVar[bool] = False
     """Whether later steps change the network of earlier spaces, in which class means are stored. The method then moves
     the means if `flow.follow` is on."""

@@ -44,6 +44,7 @@ class RanPAC(Pretrained):
     training_only = ("head",)
     fixed_features = True
     any_network = True
+    chooses_ridge = True
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)

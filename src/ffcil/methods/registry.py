@@ -78,7 +78,8 @@ def load_methods(path: str) -> None:
 def framework_of(config: RunConfig) -> Framework:
     """The parts of the framework that a configuration turns on for its method."""
     method = find_method(config.method)
-    has = {part.needs for part in FLOW_PARTS.values() if part.needs and getattr(method, part.needs, False)}
+    wanted = {part.needs or part.acts_on for part in FLOW_PARTS.values()} - {""}
+    has = {attribute for attribute in wanted if getattr(method, attribute, False)}
     return Framework.resolve(config, method.own_alignment, method.pretrained, has)
 
 
