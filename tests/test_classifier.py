@@ -439,8 +439,10 @@ def test_settings_that_may_change_between_steps(tmp_path: Path) -> None:
     taught = Classifier.load(tmp_path, "cpu")
     assert taught.config.memory.budget == 9
     assert taught._kept.counts().tolist() == [1, 1, 3]  # removed exemplars do not come back
-    with pytest.raises(InputError, match="The image_size of the classifier"):
+    with pytest.raises(InputError, match=r"The image_size of the classifier in .* is null and cannot change"):
         Classifier.load(tmp_path, "cpu", {"image_size": 32})
+    with pytest.raises(InputError, match=r"The flow.adjust of the classifier in .* is null and cannot change"):
+        Classifier.load(tmp_path, "cpu", {"flow": {"adjust": 0.5}})
 
 
 @pytest.mark.parametrize("method", ["icarl", "ranpac"])

@@ -1,5 +1,6 @@
 """The configuration of a saved classifier, and what may change in it."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,18 @@ def changed_config(folder: Path, config: Mapping[str, Any], changes: Mapping[str
     before, after = (settings.model_dump(mode="json") for settings in (saved, changed))
     differing = [key for key, value in after.items() if value != before[key]]
     if fixed := sorted(set(differing) - {*CHANGEABLE, *UNUSED}):
+        name, value = _first_difference(fixed[0], before[fixed[0]], after[fixed[0]])
         raise InputError(
-            f"The {fixed[0]} of the classifier in {folder} cannot change: leave it out, or create a new one; "
-            f"{', '.join(CHANGEABLE)} can change."
+            f"The {name} of the classifier in {folder} is {json.dumps(value)} and cannot change: leave it so, or create "
+            f"a new one; {', '.join(CHANGEABLE)} can change."
         )
     return changed, bool(differing)
+
+
+def _first_difference(name: str, before: Any, after: Any) -> tuple[str, Any]:
+    """Dotted name and saved value of the first field of `before`, itself the field `name`, that `after` changes."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key, value in before.items():
+            if after.get(key) != value:
+                return _first_difference(f"{name}.{key}", value, after.get(key))
+    return name, before
