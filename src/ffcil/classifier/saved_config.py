@@ -39,8 +39,8 @@ def changed_config(folder: Path, config: Mapping[str, Any], changes: Mapping[str
     if fixed := sorted(set(differing) - {*CHANGEABLE, *UNUSED}):
         name, value = _first_difference(fixed[0], before[fixed[0]], after[fixed[0]])
         raise InputError(
-            f"The {name} of the classifier in {folder} is {json.dumps(value)} and cannot change: leave it so, or create "
-            f"a new one; {', '.join(CHANGEABLE)} can change."
+            f"The {name} of the classifier in {folder} is {json.dumps(value)} and cannot change: leave it so, or "
+            f"create a new one; {', '.join(CHANGEABLE)} can change."
         )
     return changed, bool(differing)
 
