@@ -151,6 +151,26 @@ def test_unreadable_images_are_named_and_left_out_on_request(ffcil_data: Command
         load_dataset("folder", root, 96)
 
 
+def test_check_finds_images_that_occur_twice(ffcil_data: Command, tmp_path: Path) -> None:
+    """By their pixels: the copies are files of another format."""
+    root = tree(tmp_path / "mine", 3, 3, 2)
+    for colour, path in enumerate(sorted(root.rglob("*.jpg"))):
+        Image.new("RGB", (64, 64), (10 * colour, 90, 90)).save(path)
+    assert "accuracies are wrong" not in ffcil_data("data", "check", str(root))[1]
+    tested, trained = (min((root / part).iterdir()) for part in ("test/n00000000", "train/n00000001"))
+    with Image.open(tested) as image:
+        image.save(leak := root / "train" / "n00000000" / "copy.bmp")
+    with Image.open(trained) as image:
+        image.save(contradiction := root / "train" / "n00000002" / "copy.bmp")
+    status, out, _ = ffcil_data("data", "check", str(root))
+    assert status == 0
+    assert f"1 test image(s) are also training images, so accuracies are wrong: {tested} = {leak}\n" in out
+    assert f"1 image(s) are in two classes, so accuracies are wrong: {contradiction} = {trained}\n" in out
+    found = json.loads(ffcil_data("data", "check", str(root), "--json")[1])
+    assert found["in_both_parts"] == [[str(tested), str(leak)]]
+    assert found["in_two_classes"] == [[str(contradiction), str(trained)]]
+
+
 def test_check_compares_unreadable_images_with_those_left_out(
     ffcil_data: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

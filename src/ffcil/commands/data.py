@@ -79,7 +79,8 @@ def check(
     allow_outside: AllowOutside = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find the files, compare the split with the published one, read every image, and verify prepared files."""
+    """Find the files, compare the split with the published one, read every image, find images that occur twice, and
+    verify prepared files."""
     from ffcil.data.catalogue import check_dataset, locate_source, stored_size
     from ffcil.data.sources import find_source
 
@@ -95,6 +96,8 @@ def check(
         print(f"{found['images_read']:,} images read, {left_out}")
         state = "checksums are correct" if found["prepared"] else "not prepared yet"
         print(f"store for image_size={stored_size(source, image_size)}: {state}")
+        _print_pairs("test image(s) are also training images", found["in_both_parts"])
+        _print_pairs("image(s) are in two classes", found["in_two_classes"])
     else:
         print("the checksums of its files are correct")
 
@@ -167,6 +170,12 @@ def _print_untested(names: list[str]) -> None:
     if names:
         shown = printable(", ".join(names[:10]))
         print(f"{len(names)} class(es) without test images: {shown}{' ...' * (len(names) > 10)}")
+
+
+def _print_pairs(what: str, pairs: list[tuple[str, str]]) -> None:
+    if pairs:
+        shown = printable(", ".join(f"{one} = {other}" for one, other in pairs[:3]))
+        print(f"{len(pairs):,} {what}, so accuracies are wrong: {shown}{' ...' * (len(pairs) > 3)}")
 
 
 def _warn(text: str) -> None:

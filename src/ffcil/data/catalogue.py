@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from ffcil.data.cache import cache_folder
-from ffcil.data.decoding import UnreadableImages, find_unreadable
+from ffcil.data.decoding import UnreadableImages, read_all
+from ffcil.data.duplicates import images_in_both_parts, images_in_two_classes
 from ffcil.data.overview import without_test_images
 from ffcil.data.own_images import TEST, TRAIN, UNUSED, Listing
 from ffcil.data.sources import SOURCES, Source, check_drawn, find_source, form_of, load_dataset, remedy_for_bad_images
@@ -97,7 +98,8 @@ def _check_images(listing: Listing, size: int, allow_outside: bool, remedy: str,
     """Decode every image, and verify the store if there is one. The store may leave out unreadable images."""
     if listing.ignored:
         report(listing.ignored_message())
-    bad = find_unreadable(listing.encoded(allow_outside), len(listing), size)
+    read = list(read_all(listing.encoded(allow_outside), len(listing), size))
+    bad = [image for image in read if isinstance(image, BadImage)]
     store = cache_folder() / listing.key(size)
     prepared = store.is_dir()
     if prepared:
@@ -118,6 +120,8 @@ def _check_images(listing: Listing, size: int, allow_outside: bool, remedy: str,
         "images_read": len(listing),
         "left_out": [image.name for image in bad],
         "ignored": list(listing.ignored),
+        "in_both_parts": images_in_both_parts(listing, read),
+        "in_two_classes": images_in_two_classes(listing, read),
         "prepared": prepared,
     }
 

@@ -1,5 +1,6 @@
 """Decoding of image files into a store, in parallel."""
 
+import hashlib
 import itertools
 import os
 import stat
@@ -153,14 +154,13 @@ def decode_to_store(
     return cached(key, write, open_store)
 
 
-def find_unreadable(images: Iterable[Encoded], count: int, size: int) -> list[BadImage]:
-    """All images that cannot be decoded for input size `size`. Nothing is written."""
-    results = _with_progress(_in_order(images, size), count, 0, "Reading images")
-    return [
-        BadImage(position, image.name, result)
-        for position, (image, result) in enumerate(results)
-        if isinstance(result, str)
-    ]
+def read_all(images: Iterable[Encoded], count: int, size: int) -> Iterator[BadImage | bytes]:
+    """Decode all images for input size `size`: a digest of the pixels of each, or why it cannot be decoded."""
+    for position, (image, result) in enumerate(_with_progress(_in_order(images, size), count, 0, "Reading images")):
+        if isinstance(result, str):
+            yield BadImage(position, image.name, result)
+        else:
+            yield hashlib.blake2b(repr(result.size).encode() + result.tobytes(), digest_size=16).digest()
 
 
 def _with_progress(
