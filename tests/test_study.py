@@ -219,11 +219,15 @@ def test_runs_on_other_own_images_are_other_runs(tmp_path: Path) -> None:
 
     assert not folders("a", "dataset=folder") & folders("b", "dataset=folder")
     assert folders("a", "dataset=folder") == folders("a/../a", "dataset=folder")
-    assert folders("a") == folders("b")  # A published data set does not depend on its path.
+    assert folders("a", "dataset=cifar100") == folders(
+        "b", "dataset=cifar100"
+    )  # A published data set does not depend on its path.
 
 
 def test_missing_data_are_reported_per_recipe(tmp_path: Path) -> None:
-    made = jobs("table-main", datasets=["glyphs", "imagenet-a"], seeds=[0], methods=["mos"], data=[f"{tmp_path}"])
+    made = jobs(
+        "table-main", datasets=["glyphs", "imagenet-a"], seeds=[0], methods=["mos"], data=[f"imagenet-a={tmp_path}"]
+    )
     (problem,) = missing_data(made)
     assert problem.startswith("imagenet-a: Data set 'imagenet-a' is not in")
     plan = Plan(load_study("table-main"), made[-1:], tmp_path / "out")
@@ -234,7 +238,7 @@ def test_missing_data_are_reported_per_recipe(tmp_path: Path) -> None:
 
 def test_the_written_study_has_the_same_runs(tmp_path: Path) -> None:
     study = narrow(
-        load_study("figure-order"), datasets=["glyphs"], seeds=[2], assignments=["train.batch=8"], data=["x"]
+        load_study("figure-order"), datasets=["cifar100"], seeds=[2], assignments=["train.batch=8"], data=["x"]
     )
     write_study(study, tmp_path)
     again = load_study(str(tmp_path / "study.yaml"))
@@ -244,7 +248,7 @@ def test_the_written_study_has_the_same_runs(tmp_path: Path) -> None:
 def test_a_study_is_continued_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Own recipe, images and methods are given relative to the first folder."""
     monkeypatch.chdir(tmp_path)
-    Path("mine.yaml").write_text(yaml.safe_dump(load_recipe("glyphs")))
+    Path("mine.yaml").write_text(yaml.safe_dump({**load_recipe("glyphs"), "dataset": "folder"}))
     begun = narrow(load_study("demo"), datasets=["mine.yaml"], data=["mine.yaml=images"], imports=["mine.py"])
     write_study(begun, Path("out"))
     (tmp_path / "elsewhere").mkdir()
@@ -307,6 +311,7 @@ def test_names_of_studies() -> None:
         (["--per-gpu", "4"], "--per-gpu does not apply to a CPU"),
         (["--set", "flow.shared_ridge=true"], "flow.shared_ridge=true is not supported by 'icarl'"),
         (["--set", "ha.use=true"], "ha.use=true is not supported by 'icarl'"),
+        (["--data", "."], "'glyphs' is drawn, not read from files: leave --data out"),
         (["--seeds", "a"], "Cannot read --seeds 'a'"),
         (["--seeds", "0"], "Cannot read --seeds '0'"),
         (["--log", "tensorbord"], "Unknown log 'tensorbord': did you mean 'tensorboard'?"),

@@ -27,7 +27,7 @@ from ffcil.config.resolve import (
     resolve,
 )
 from ffcil.config.settings import RunConfig, Seed
-from ffcil.data.sources import SOURCES
+from ffcil.data.sources import SOURCES, check_drawn
 from ffcil.errors import InputError, unknown
 from ffcil.methods import complete, find_method
 from ffcil.runs.identity import identity
@@ -269,6 +269,7 @@ def jobs_of(study: Study, out: Path, *, device: str | None = None, logs: Sequenc
     known: dict[str, RunConfig] = {}
     for cell in cells(study):
         config = cell.config(known)
+        check_drawn(config.dataset, cell.data)  # the run would refuse it, after others have trained for hours
         run_id = identity(config, cell.data)
         folder = out / "runs" / f"{cell.name}-{run_id}"
         job = Job(run_id, config, folder, cell.recipe, cell.data, device, study.imports, tuple(logs))
