@@ -10,6 +10,8 @@ from typing import Any
 from ffcil.methods import find_method
 from ffcil.metrics import average_accuracy, forgetting, last_accuracy
 from ffcil.report import RunRecord, compare, load_run, load_runs
+from ffcil.report.analyse.sensitivity import sensitivities
+from ffcil.report.render.sensitivity import sensitivity_markdown
 from ffcil.report.render.tables import comparison_markdown
 from ffcil.runs.published import SUFFIX
 from ffcil.studies.executors.mps import portion
@@ -81,6 +83,7 @@ def study(folder: Path) -> str:
         commands += [f"{run.folder.name}: {norm_ratios(run)}" for run in runs if norm_ratios(run)]
     about = (folder / "ABOUT.md").read_text(encoding="utf-8").strip()
     tables = [] if len(runs) <= MOST_COMMANDS else [comparison_markdown(compare(runs))]
+    tables += [sensitivity_markdown(found)] if (found := sensitivities(runs)) else []
     parts = [f"## {folder.name}", "", about, "", *tables, *lines, "", *[f"- {command}" for command in commands], ""]
     return "\n".join(parts)
 
