@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import Make, seeded, small_stream
+from conftest import SHORT, Make, seeded, small_stream
 from ffcil.alignment import diwa, intervention, row_norms, shrunk_alignment, weight_alignment
 
 
@@ -86,8 +87,9 @@ def test_diwa_uses_the_size_of_the_step() -> None:
 def test_without_old_or_new_classes_nothing_is_aligned() -> None:
     weight = head(4, 0)
     before = weight.clone()
-    assert weight_alignment(weight, 0) is None
-    assert weight_alignment(weight, 4) is None
+    for align in (weight_alignment, diwa):
+        assert align(weight, 0) is None
+        assert align(weight, 4) is None
     assert torch.equal(weight, before)
 
 
@@ -131,6 +133,15 @@ def test_shrunk_alignment_is_a_weighted_geometric_mean_of_ratios(past: list[tupl
     torch.testing.assert_close(weight[6:], expected * original[6:])
     assert torch.equal(weight[:6], original[:6])
     assert shrunk_alignment(weight, 0, past) is None
+
+
+@pytest.mark.parametrize("alignment", ["none", "wa", "diwa", "shrunk"])
+def test_a_step_with_known_classes_only_is_not_aligned(make_learner: Make, alignment: str) -> None:
+    """As in a method with `takes_known_classes`."""
+    learner, first = make_learner(method="icarl", alignment=alignment, train=SHORT), small_stream([3])[0]
+    learner.learn(first)
+    notes = learner.learn(replace(first, step=2, seen_before=3))
+    assert (notes["row_norms"], notes["alignment"]) == (None, None)
 
 
 def test_shrunk_alignment_uses_the_steps_of_its_own_run(make_learner: Make) -> None:

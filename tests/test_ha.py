@@ -14,11 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from conftest import Make, seeded, small_config, small_stream
+from conftest import SHORT, Make, seeded, small_config, small_stream
 from ffcil.config.settings import HaSettings
 from ffcil.errors import InputError
 from ffcil.ha import ClassStatistics, HeadAgnosticAlignment, alignment_loss, draw_surrogates
 from ffcil.losses import REDUCTIONS, mean
+from ffcil.methods import METHODS
 from ffcil.methods.framework import Framework
 from ffcil.methods.parts.ha_training import AlignmentTraining
 from ffcil.models.heads import cosine
@@ -305,6 +306,13 @@ def test_surrogates_of_all_classes_protect_them_when_images_of_one_class_come_ag
         ({0}, 4),
         ({2}, 4),
     ]
+
+
+@pytest.mark.parametrize("method", sorted(name for name, method in METHODS.items() if method.pretrained))
+def test_a_first_step_of_one_class_has_a_constant_loss(make_learner: Make, method: str) -> None:
+    """Without the identity term, its gradient is 0 everywhere, and not missing."""
+    learner = make_learner(method=method, ha={"use": True, "identity": "none", "epochs": 1}, train=SHORT)
+    assert learner.learn(small_stream([1, 2])[0])["ha_loss"] == pytest.approx(0, abs=1e-6)
 
 
 def test_statistics_of_a_class_that_comes_again_are_of_all_its_images(make_learner: Make) -> None:

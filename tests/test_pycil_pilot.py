@@ -182,6 +182,48 @@ def test_fecam(tmp_path: Path) -> None:
     assert not_carried_over(str(tmp_path / "exp.json")) == []
 
 
+TUNA = {
+    **{key: PILOT[key] for key in ("prefix", "dataset", "shuffle", "device", "seed", "init_cls", "increment")},
+    "model_name": "tuna",
+    "backbone_type": "vit_base_patch16_224_in21k_tuna",
+    "tuned_epoch": 15,
+    "init_lr": 0.01,
+    "batch_size": 16,
+    "weight_decay": 0.0005,
+    "min_lr": 0,
+    "scheduler": "cosine",
+    "reg": 0.001,
+    "use_orth": False,
+    "crct_epochs": 30,
+    "ca_lr": 0.005,
+    "ca_storage_efficient_method": "covariance",
+    "decay": False,
+    "r": 16,
+    "scale": 20.0,
+    "m": 0.0,
+}
+
+
+def test_tuna(tmp_path: Path) -> None:
+    config = read(tmp_path, TUNA)
+    assert config.options == complete(resolve("cifar100-vit", {"method": "tuna"})).options
+    assert not_carried_over(str(tmp_path / "exp.json")) == []
+    changes = {"reg": 0.01, "use_orth": True, "decay": True, "r": 32, "scale": 10.0, "m": 0.3}
+    options = read(tmp_path, TUNA, **changes, dataset="cub").options
+    fields = ("orthogonality", "mean_decay", "rank", "scale", "margin", "diagonal")
+    assert [options[field] for field in fields] == [0.01, True, 32, 10.0, 0.3, False]
+    assert not_carried_over(str(tmp_path / "exp.json")) == []
+
+
+@pytest.mark.parametrize(("stored", "diagonal"), [("covariance", False), ("variance", True), ("multi-centroid", True)])
+def test_covariances_are_those_of_the_file(tmp_path: Path, stored: str, diagonal: bool) -> None:
+    """The recipe of ImageNet-A has diagonal ones, with which MOS was published there."""
+    changes = {"ca_storage_efficient_method": stored, "dataset": "imageneta", "min_lr": 0}
+    assert read(tmp_path, PILOT, **changes).options["diagonal"] == diagonal
+    unknown = [f"ca_storage_efficient_method {stored}"] if stored == "multi-centroid" else []
+    assert not_carried_over(str(tmp_path / "exp.json")) == unknown
+
+
 @pytest.mark.parametrize(
     ("method", "epochs", "milestones"),
     [

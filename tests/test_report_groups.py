@@ -253,3 +253,17 @@ def test_names_and_bounds_are_those_that_the_run_stored(tmp_path: Path) -> None:
         (folder / "method.json").write_text(json.dumps(facts))
     rows = compare(load_runs(tmp_path))
     assert [row.label for row in rows] == ["Floor, floor head", "iCaRL, icarl head", "Ceiling, ceiling head"]
+
+
+def test_a_trace_is_not_paired_with_another_class_order(tmp_path: Path) -> None:
+    """Its class order is that of its labels. Only another run of the trace has the same one."""
+    trace = {"kind": "trace", "labels": list("hgfedcba")}
+    for setting, drawn in (("Equ.T", {}), ("FF.org", trace), ("FF.ours", trace)):
+        hits = random_hits(setting, 0)
+        write_run(tmp_path / setting, setting, 0, hits, classifiers=ONE, drawn=drawn, arrivals=drawn)
+    contents = Contents.from_runs(load_runs(tmp_path))
+    (row,) = contents.rows
+    assert row.change("FF.org", "last") is None
+    assert len(row.change("FF.ours", "last").differences) == 1  # type: ignore[union-attr]
+    assert not contents.matched
+    assert not any(class_points(contents.runs, "linear", paired=True).values())

@@ -71,7 +71,8 @@ def weight_alignment(weight: Tensor, old_classes: int, eta: float = 1.0) -> Alig
 
 def diwa(weight: Tensor, old_classes: int, eta_min: float = 0.1, tau: float = 5.0) -> Alignment | None:
     """Dynamic Intervention Weight Alignment in place: WA with a strength that depends on the number of new classes."""
-    return weight_alignment(weight, old_classes, intervention(len(weight) - old_classes, eta_min, tau))
+    new_classes = max(len(weight) - old_classes, 1)  # without new classes, nothing is aligned whatever the strength
+    return weight_alignment(weight, old_classes, intervention(new_classes, eta_min, tau))
 
 
 @torch.no_grad()

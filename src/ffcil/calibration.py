@@ -130,7 +130,7 @@ class Calibration:
         """Probabilities of all classes: [N, C] -> [N, C]"""
         dtype = torch.promote_types(scores.dtype, torch.float32)
         if scores.shape[1] < 2:
-            return torch.ones_like(scores, dtype=dtype)
+            return scores.to(dtype).softmax(dim=1)  # ones that depend on the scores, for a loss that is differentiated
         return torch.cat([self._probabilities(rows).to(dtype) for (rows,) in _chunks(scores)])
 
     def _probabilities(self, scores: Tensor) -> Tensor:

@@ -113,7 +113,8 @@ class ClassCentres(nn.Module):
     """Running feature centres of classes, for `centre_loss`.
 
     The centre of a class starts as the mean of its first batch and then moves by `rate` towards the mean of each batch
-    that contains the class, as in Wen et al., ECCV 2016. No gradient flows through the centres.
+    that contains the class. In Wen et al., ECCV 2016, it moves by n / (n + 1) of that if n samples of the batch are of
+    the class. No gradient flows through the centres.
     """
 
     centres: Tensor

@@ -56,7 +56,15 @@ _OPTIONS = {
         "adapter_momentum": "merge_rate",
         "reg": "contrastive_weight",
     },
-    "tuna": {"ffn_num": "rank", "crct_epochs": "head_epochs", "ca_lr": "head_learning_rate"},
+    "tuna": {
+        "r": "rank",
+        "crct_epochs": "head_epochs",
+        "ca_lr": "head_learning_rate",
+        "reg": "orthogonality",
+        "decay": "mean_decay",
+        "scale": "scale",
+        "m": "margin",
+    },
     "memo": {"alpha_aux": "auxiliary_weight", "train_base": "train_base"},
     "tagfex": {
         "aux_factor": "auxiliary_weight",
@@ -69,6 +77,8 @@ _OPTIONS = {
         "contrast_kd_factor": "contrastive_distillation_weight",
     },
 }
+_DIAGONAL = {"covariance": False, "variance": True}
+"""Values of `ca_storage_efficient_method` (MOS and TUNA), and whether covariances are then diagonal."""
 _PHASE = ("epochs", "learning_rate", "milestones", "decay", "weight_decay")
 _FIRST_PHASE = ("init_epoch", "init_lr", "init_milestones", "init_lr_decay", "init_weight_decay")
 _LATER_PHASE = ("epochs", "lrate", "milestones", "lrate_decay", "weight_decay")
@@ -90,7 +100,6 @@ _IRRELEVANT = (
 """Settings that are translated elsewhere, or that have no effect on the results."""
 _SAME_AS_FFCIL: dict[str, Any] = {
     "optimizer": "sgd",
-    "ca_storage_efficient_method": "covariance",
     "t_max": None,
     "infonce_kd_temp": 0.2,
     "init_interpolation_factor": 0.95,
@@ -164,6 +173,10 @@ def _method_options(content: Mapping[str, Any], method: str) -> dict[str, Any]:
     options = _renamed(content, _OPTIONS.get(method, {}))
     if method == "mos":
         options["released"] = True  # the behaviour of the released code
+    if method in ("mos", "tuna") and (stored := str(content.get("ca_storage_efficient_method"))) in _DIAGONAL:
+        options["diagonal"] = _DIAGONAL[stored]
+    if method == "tuna" and content.get("use_orth") is False:
+        options["orthogonality"] = 0.0
     if "contrastive_distillation_weight" in options:  # in TagFex, relative to the weight of the other term
         options["contrastive_distillation_weight"] *= options.get("contrastive_weight", 1)
     return options
@@ -180,6 +193,10 @@ def left_out(content: Mapping[str, Any], what: str) -> list[str]:
         known |= {"init_milestones", "init_lr_decay"}
     if method == "simplecil":  # nothing is trained
         known |= {"min_lr"}
+    if method == "tuna":
+        known |= {"use_orth"}
+    if str(content.get("ca_storage_efficient_method")) in _DIAGONAL:
+        known |= {"ca_storage_efficient_method"}
     further = [f"seed {', '.join(map(str, seeds[1:]))}"] if len(seeds) > 1 else []
     ignored = {key: value for key, value in content.items() if key not in known and here.get(key, ...) != value}
     return further + [f"{key} {value}" for key, value in ignored.items()]

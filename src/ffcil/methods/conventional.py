@@ -133,7 +133,8 @@ class Conventional(Learner):
         return self.scores(self.features(images))
 
     def align_head(self, increment: Increment) -> dict[str, Any]:
-        before = row_norms(self.head.weight, increment.seen_before) if increment.seen_before else None
+        old_and_new = 0 < increment.seen_before < increment.seen_now
+        before = row_norms(self.head.weight, increment.seen_before) if old_and_new else None
         done = self.settings.framework.align(self.head.weight, increment, self.past_ratios)
         if done and self.settings.framework.alignment == "shrunk":
             self.past_ratios.append((len(increment.classes), done.ratio))

@@ -106,16 +106,16 @@ def class_points(runs: Sequence[RunRecord], classifier: str, paired: bool = Fals
     """Results on every tested class of every run that has the classifier, by setting.
 
     With `paired`, the accuracy on the same class under equal steps is subtracted, at nearly the same age of the class.
-    Runs without an Equ.T run of the same seeds are then left out, and Equ.T itself.
+    Runs without an Equ.T run of the same seeds and class order are then left out, and Equ.T itself.
     """
     runs = [run for run in runs if classifier in run.tables]
     last = {run: last_class_accuracy(run.tables[classifier]) for run in runs}
-    equal = {run.seeds: last[run] for run in runs if run.setting == "Equ.T"}
+    equal = {run.pairing: last[run] for run in runs if run.setting == "Equ.T"}
     points: dict[str, list[ClassPoint]] = {setting: [] for setting in settings_of(runs)}
     for run in runs:
-        if paired and (run.setting == "Equ.T" or run.seeds not in equal):
+        if paired and (run.setting == "Equ.T" or run.pairing not in equal):
             continue
-        heights = last[run] - equal[run.seeds] if paired else last[run]
+        heights = last[run] - equal[run.pairing] if paired else last[run]
         table = run.tables[classifier]
         for step, (size, group) in enumerate(zip(table.sizes, table.groups, strict=True), start=1):
             for position in range(group.start, group.stop):

@@ -31,15 +31,15 @@ class Matched(MethodResult):
 def partners(runs: Sequence[RunRecord]) -> Partners:
     """The run of Equ.T for each finished run whose steps are not equal, where there is one.
 
-    Both have the same images, number of classes, method, class seed, training seed and conditions. The arrival seed and
-    the number of steps may differ, because equal steps are not drawn and the differences are matched.
+    Both have the same images, number of classes, method, class order, training seed and conditions. The arrival seed
+    and the number of steps may differ, because equal steps are not drawn and the differences are matched.
     """
     runs = [run for run in runs if run.finished]
     images = image_sets(runs)
 
     def key(run: RunRecord) -> tuple[Any, ...]:
-        class_seed, _, train_seed = run.seeds
-        return (run.dataset, images[run], sum(run.sizes), run.method, class_seed, train_seed)
+        class_order, _, train_seed = run.pairing
+        return (run.dataset, images[run], sum(run.sizes), run.method, class_order, train_seed)
 
     equal: dict[tuple[Any, ...], list[RunRecord]] = {}
     for run in runs:

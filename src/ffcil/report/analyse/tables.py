@@ -11,7 +11,7 @@ from ffcil.metrics import CountTable, average_accuracy, forgetting, last_accurac
 from ffcil.report.analyse.groups import Group, MethodResult, group_runs
 from ffcil.report.analyse.matched import Partners, matched_of, partners
 from ffcil.report.analyse.statistics import Change
-from ffcil.report.read.records import WHOLE, RunRecord, Seeds, classifiers_of, setting_rank, settings_of
+from ffcil.report.read.records import WHOLE, Pairing, RunRecord, classifiers_of, setting_rank, settings_of
 
 Metric = Literal["average", "last", "forgetting"]
 METRICS: dict[Metric, Callable[[CountTable], float | None]] = {
@@ -149,8 +149,8 @@ def settings_in(rows: Sequence[Row]) -> list[str]:
     return sorted({setting for row in rows for setting in row.cells}, key=setting_rank)
 
 
-Values = dict[str, dict[Seeds, dict[Metric, float | None]]]
-"""Metrics by setting and seeds."""
+Values = dict[str, dict[Pairing, dict[Metric, float | None]]]
+"""Metrics by setting and what its runs are paired by."""
 
 
 def cells_of(
@@ -160,10 +160,10 @@ def cells_of(
     values: Values = {}
     for run in runs:
         table = run.tables[classifier]
-        values.setdefault(name(run), {})[run.seeds] = {metric: measure(table) for metric, measure in METRICS.items()}
+        values.setdefault(name(run), {})[run.pairing] = {metric: measure(table) for metric, measure in METRICS.items()}
     return {
-        key: Cell(len(by_seeds), {metric: _number(values, key, metric, baseline(key)) for metric in METRICS})
-        for key, by_seeds in values.items()
+        key: Cell(len(by_pairing), {metric: _number(values, key, metric, baseline(key)) for metric in METRICS})
+        for key, by_pairing in values.items()
     }
 
 
@@ -178,14 +178,14 @@ def _row(group: Group, runs: list[RunRecord], classifier: str, equal: Partners) 
 def _number(values: Values, setting: str, metric: Metric, versus: str) -> Number | None:
     """Mean and deviation over seeds, and the differences from the setting `versus` with the same seeds."""
 
-    def measured(name: str) -> dict[Seeds, float]:
-        by_seeds = {seeds: numbers[metric] for seeds, numbers in values.get(name, {}).items()}
-        return {seeds: value for seeds, value in by_seeds.items() if value is not None and not np.isnan(value)}
+    def measured(name: str) -> dict[Pairing, float]:
+        by_pairing = {pairing: numbers[metric] for pairing, numbers in values.get(name, {}).items()}
+        return {pairing: value for pairing, value in by_pairing.items() if value is not None and not np.isnan(value)}
 
     own, others = measured(setting), measured(versus)
     if not own:
         return None
-    differences = tuple(value - others[seeds] for seeds, value in sorted(own.items()) if seeds in others)
+    differences = tuple(value - others[pairing] for pairing, value in sorted(own.items()) if pairing in others)
     return Number(
         mean=float(np.mean(list(own.values()))),
         std=float(np.std(list(own.values()), ddof=1)) if len(own) > 1 else None,

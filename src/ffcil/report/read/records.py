@@ -34,6 +34,7 @@ PHASES = ("train", "start_up", "memory", "evaluate")
 earlier versions it is in `train`. `memory` is what follows training: alignment, HA, exemplars."""
 
 Seeds = tuple[int, int, int]
+Pairing = tuple[tuple[str | int, ...], int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +62,17 @@ class RunRecord(StoredRun):
 
     @property
     def seeds(self) -> Seeds:
-        """(class_seed, arrival_seed, train_seed). Runs that share all three are compared pair by pair.
-
-        A class_seed of -1 stands for null: the order of the data set."""
+        """(class_seed, arrival_seed, train_seed). A class_seed of -1 stands for null: the order of the data set."""
         class_seed = self.config["class_seed"]
         return (-1 if class_seed is None else class_seed, self.config["arrival_seed"], self.config["train_seed"])
+
+    @property
+    def pairing(self) -> Pairing:
+        """Class order, arrival_seed and train_seed. Runs that share all three are compared pair by pair.
+
+        The class order is given by the class_seed or, in a trace, by the names of the classes."""
+        class_seed, arrival_seed, train_seed = self.seeds
+        return (tuple(self.arrivals.get("labels") or (class_seed,)), arrival_seed, train_seed)
 
     @property
     def seed_label(self) -> str:
