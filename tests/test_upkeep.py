@@ -125,6 +125,15 @@ def test_any_order_of_changes_gives_what_is_learned_at_once(
     assert_same(found, scores(expected))
 
 
+def test_the_only_class_that_still_has_images_is_certain() -> None:
+    """Of two classes, one has lost all its images to corrections."""
+    classifier = learned(list(range(8)))
+    classifier.correct(some([0, 1, 2], dict.fromkeys(range(3), 1)))
+    assert classifier.class_names == NAMES[:2]
+    for first, second in classifier.predict(list(pictures(seed=5).images), top=2):
+        assert (first.name, first.score, second.score) == (NAMES[1], 1, pytest.approx(0))
+
+
 def test_saving_and_loading_between_changes_changes_nothing(tmp_path: Path) -> None:
     direct = Classifier(config_of(), "cpu")
     rows = torch.randperm(IMAGES, generator=seeded(3)).tolist()
