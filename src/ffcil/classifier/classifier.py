@@ -234,7 +234,8 @@ class Classifier:
 
     def learned(self, images: ImageSet) -> bool:
         """Whether the same images were learned at an earlier step."""
-        return Step.of(images).digest in {step.digest for step in self.steps}
+        same = {Step.of(images).digest, Step.of_earlier_versions(images).digest}
+        return any(step.digest in same for step in self.steps)
 
     def _increment(self, new: ImageSet) -> Increment:
         """The next step: the new images follow the exemplars."""
