@@ -202,6 +202,7 @@ def test_a_failed_change_leaves_classifier_and_folder_as_they_were(tmp_path: Pat
     for mistake, message in (
         (lambda model: model.forget(["colour 0", "colour 9"]), "Unknown class 'colour 9'"),
         (lambda model: model.rename("colour 0", "colour 1"), "Class 'colour 1' is already known"),
+        (lambda model: model.rename("colour 0", " "), "choose a name that is not blank"),
         (lambda model: model.rename("colour 9", "x"), "Unknown class 'colour 9'"),
         (lambda model: model.correct(some([0, 1], {0: 3})), "1 of 2 images were never learned"),
     ):

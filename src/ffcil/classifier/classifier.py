@@ -150,6 +150,8 @@ class Classifier:
     def rename(self, old: str, new: str) -> None:
         """Give a class another name."""
         self._position(old)
+        if not new.strip():
+            raise InputError(f"Class {old!r} cannot be called {new!r}: choose a name that is not blank.")
         if new in self.class_names:
             raise InputError(f"Class {new!r} is already known: choose another name.")
         self.steps = [step.renamed(old, new) for step in self.steps]
