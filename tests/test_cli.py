@@ -421,6 +421,7 @@ def test_mistakes_with_a_classifier(ffcil: Command, tmp_path: Path) -> None:
     assert "The method of the classifier" in refused("learn", "model", first, "--set", "method=der")
     assert "There is no file or folder what.jpg" in refused("predict", "model", "what.jpg")
     assert "There is no folder" in refused("predict", "model", first, "--out", "nowhere/all.csv")
+    assert f"{first} is a folder: add the name of a file" in refused("predict", "model", first, "--out", first)
     Path("empty").mkdir()
     assert "There are no images in empty" in refused("predict", "model", "empty")
     Path("bad.png").write_bytes(b"nothing")
