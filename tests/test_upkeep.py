@@ -201,6 +201,7 @@ def test_a_failed_change_leaves_classifier_and_folder_as_they_were(tmp_path: Pat
     before, history = scores(classifier), classifier.history()
     for mistake, message in (
         (lambda model: model.forget(["colour 0", "colour 9"]), "Unknown class 'colour 9'"),
+        (lambda model: model.forget("colour 0"), r"must be given as a list: use \['colour 0'\] for a single class"),
         (lambda model: model.rename("colour 0", "colour 1"), "Class 'colour 1' is already known"),
         (lambda model: model.rename("colour 0", " "), "choose a name that is not blank"),
         (lambda model: model.rename("colour 9", "x"), "Unknown class 'colour 9'"),

@@ -137,6 +137,8 @@ class Classifier:
 
     def forget(self, names: Iterable[str]) -> None:
         """Remove classes, if the method can. The classifier is then as if it had never seen them."""
+        if isinstance(names, str):  # its characters may be names, too
+            raise InputError(f"Classes must be given as a list: use [{names!r}] for a single class.")
         gone = tuple(dict.fromkeys(names))
         positions = [self._position(name) for name in gone]
         known = self.learner.known_features()
