@@ -161,6 +161,14 @@ def test_one_class_is_certain() -> None:
     assert fit_calibration(normal(3, 1), torch.zeros(3, dtype=torch.int64))(normal(2, 1)).eq(1).all()
 
 
+def test_one_class_among_others_that_are_not_there_is_certain() -> None:
+    scores = 3 * normal(300, 4)
+    fitted = fit_calibration(scores, drawn(scores.softmax(dim=1)))
+    alone = torch.tensor([[-torch.inf, 2.0, -torch.inf]])
+    for calibration in (Calibration(), fitted):
+        assert calibration(alone).tolist() == [[0, 1, 0]]
+
+
 @pytest.mark.parametrize("heavy_tails", [False, True])
 def test_a_calibration_is_found(heavy_tails: bool) -> None:
     """Classes are drawn with the probabilities of a map of the scores. One temperature fits only the one map."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -428,6 +429,29 @@ def test_a_step_that_was_learned_before_is_skipped(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="The method of the classifier"):
         teach(tmp_path, [third], config_of(method="icarl"), device="cpu")
     assert Classifier.load(tmp_path, "cpu").class_names == taught.class_names
+
+
+def test_a_step_is_learned_again_if_any_of_its_images_has_changed(tmp_path: Path) -> None:
+    images = coloured_images([50, 50], 1)
+    config = config_of(method="anyarrival", options={"blocks": 0})
+    teach(tmp_path, [images], config, device="cpu")
+    taught = Classifier.load(tmp_path, "cpu")
+    for row in range(len(images)):
+        changed = images.images.clone()
+        changed[row] = 255 - changed[row]
+        assert not taught.learned(replace(images, images=changed))
+    classifier, notes = teach(tmp_path, [replace(images, images=changed)], config, device="cpu")
+    assert notes != [None]
+    assert classifier.kept()["features"]["images"] == len(images) + 1
+
+
+def test_a_step_of_an_earlier_version_is_not_learned_twice() -> None:
+    images = coloured_images([5, 5], 1)
+    classifier = Classifier(config_of(method="anyarrival", options={"blocks": 0}), "cpu")
+    classifier.learn(images)
+    sampled = hashlib.sha256(repr(images.class_names).encode() + images.sample()).hexdigest()
+    classifier.steps = [replace(step, digest=sampled) for step in classifier.steps]
+    assert classifier.learned(images)
 
 
 def test_settings_that_may_change_between_steps(tmp_path: Path) -> None:

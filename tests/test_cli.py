@@ -421,6 +421,7 @@ def test_mistakes_with_a_classifier(ffcil: Command, tmp_path: Path) -> None:
     assert "The method of the classifier" in refused("learn", "model", first, "--set", "method=der")
     assert "There is no file or folder what.jpg" in refused("predict", "model", "what.jpg")
     assert "There is no folder" in refused("predict", "model", first, "--out", "nowhere/all.csv")
+    assert f"{first} is a folder: add the name of a file" in refused("predict", "model", first, "--out", first)
     Path("empty").mkdir()
     assert "There are no images in empty" in refused("predict", "model", "empty")
     Path("bad.png").write_bytes(b"nothing")
@@ -451,7 +452,7 @@ def test_changes_and_history_of_a_classifier(ffcil: Command, tmp_path: Path) -> 
     Path("right.csv").write_text(f"path,label\n{next((tmp_path / 'first' / 'colour 0').iterdir())},green\n")
     assert "--allow-outside" in ffcil("correct", "model", "right.csv").stderr
     corrected = ffcil("correct", "model", "right.csv", "--allow-outside")
-    assert corrected.stdout == "model: 1 image(s) have other labels now: version 5\n"
+    assert corrected.stdout == "model: 1 image(s) have the labels of right.csv now: version 5\n"
 
     shown = ffcil("history", "model", "--plot", "history.png")
     assert shown.stdout.splitlines()[0].endswith("┓")  # The table fits a terminal of 80 columns.

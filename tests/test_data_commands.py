@@ -357,7 +357,7 @@ def test_the_embedded_data_set(ffcil_data: Command, monkeypatch: pytest.MonkeyPa
         (["prepare", "imagenet-a"], "download the archive linked at"),
         (["prepare", "there/is/none"], "There is no file or folder there/is/none"),
         (["check", "none.parquet"], "There is no file or folder none.parquet"),
-        (["show", "notes.txt"], "notes.txt is not a folder, .parquet or .csv file"),
+        (["show", "notes.txt"], "notes.txt is not a folder, .parquet or .csv file: give one of these; unpack"),
         (["check", "empty"], "There are no class folders in empty"),
         (["check", "empty", "--data", "empty"], "empty is already a path: leave --data out"),
         (["show", "hollow", "--out", "x.xyz"], "--out x.xyz is not a PNG file: give a name that ends in .png"),

@@ -18,7 +18,7 @@ from ffcil.config.resolve import resolve
 from ffcil.data.cache import cached_folder
 from ffcil.data.image_set import ImageSet
 from ffcil.data.layouts import image_files
-from ffcil.data.sources import load_dataset
+from ffcil.data.sources import list_own, load_dataset
 from ffcil.errors import InputError
 from ffcil.runs.run import Run
 
@@ -106,6 +106,16 @@ def test_val_is_a_test_folder_and_half_a_split_is_an_error(tmp_path: Path) -> No
         load_dataset("folder", tmp_path)
     tree(tmp_path / "val", 2, 3)
     assert len(load_dataset("folder", str(tmp_path)).test) == 6
+
+
+def test_a_folder_of_trains_is_a_class_among_others(tmp_path: Path) -> None:
+    root = tmp_path / "vehicles"
+    for name in ("bus", "train"):
+        write_image(root / name / "0.png", (1, 2, 3))
+    assert list_own(root).class_names == load_dataset("folder", root).train.class_names == ("bus", "train")
+    (root / "bus").rename(tmp_path / "bus")
+    with pytest.raises(InputError, match=r"no class folders in .*train"):
+        list_own(root)
 
 
 def test_a_dangling_link_is_named(tmp_path: Path) -> None:

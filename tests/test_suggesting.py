@@ -137,6 +137,15 @@ def test_suggestions_for_files(tmp_path: Path) -> None:
         suggest(other, files)
 
 
+def test_a_classifier_without_classes_suggests_nothing(tmp_path: Path) -> None:
+    photos = coloured_images([2, 2], 1)
+    classifier = Classifier(CONFIG, "cpu")
+    classifier.learn(photos)
+    classifier.forget(photos.class_names)
+    with pytest.raises(InputError, match="knows no classes yet: teach it some first"):
+        suggest(classifier, write(photos, tmp_path))
+
+
 # --- labels that look wrong ---------------------------------------------------------------------------------------
 
 

@@ -289,6 +289,10 @@ def test_invalid_csv_files_are_an_error(tmp_path: Path) -> None:
     assert "no column 'path' (its first line: a.png, cat): the first line must be" in problem("a.png,cat")
     assert "no column 'label'" in problem("path,class", "a.png,cat")
     assert "lists no images" in problem("path,label")
+    (tmp_path / "empty.csv").touch()
+    with pytest.raises(InputError, match=r"empty\.csv has no column 'path' \(its first line: none\)"):
+        list_own(tmp_path / "empty.csv")
+    (tmp_path / "empty.csv").unlink()
     assert "has no label in line 3" in problem("path,label", "a.png,cat", "a.png")
     missing = problem("path,label", "a.png,cat", "b.png,cat", "c.png,cat")
     assert "b.png and 1 more files that do not exist: correct the paths" in missing

@@ -125,6 +125,15 @@ def test_any_order_of_changes_gives_what_is_learned_at_once(
     assert_same(found, scores(expected))
 
 
+def test_the_only_class_that_still_has_images_is_certain() -> None:
+    """Of two classes, one has lost all its images to corrections."""
+    classifier = learned(list(range(8)))
+    classifier.correct(some([0, 1, 2], dict.fromkeys(range(3), 1)))
+    assert classifier.class_names == NAMES[:2]
+    for first, second in classifier.predict(list(pictures(seed=5).images), top=2):
+        assert (first.name, first.score, second.score) == (NAMES[1], 1, pytest.approx(0))
+
+
 def test_saving_and_loading_between_changes_changes_nothing(tmp_path: Path) -> None:
     direct = Classifier(config_of(), "cpu")
     rows = torch.randperm(IMAGES, generator=seeded(3)).tolist()
@@ -192,7 +201,9 @@ def test_a_failed_change_leaves_classifier_and_folder_as_they_were(tmp_path: Pat
     before, history = scores(classifier), classifier.history()
     for mistake, message in (
         (lambda model: model.forget(["colour 0", "colour 9"]), "Unknown class 'colour 9'"),
+        (lambda model: model.forget("colour 0"), r"must be given as a list: use \['colour 0'\] for a single class"),
         (lambda model: model.rename("colour 0", "colour 1"), "Class 'colour 1' is already known"),
+        (lambda model: model.rename("colour 0", " "), "choose a name that is not blank"),
         (lambda model: model.rename("colour 9", "x"), "Unknown class 'colour 9'"),
         (lambda model: model.correct(some([0, 1], {0: 3})), "1 of 2 images were never learned"),
     ):

@@ -135,9 +135,11 @@ class Calibration:
 
     def _probabilities(self, scores: Tensor) -> Tensor:
         others, odds = self._top_odds(scores)
-        shares = torch.softmax(others, dim=1)
+        alone = odds == torch.inf  # all other classes have the score -inf
+        shares = torch.softmax(others, dim=1).masked_fill(alone[:, None], 0)
         # with this minimum, the highest class stays the highest, also against the strongest of the others
         mapped = torch.maximum(self._mapped(self._regressed(others, odds)), shares.amax(dim=1).log() + 1e-6)
+        mapped = mapped.masked_fill(alone, torch.inf)
         probabilities = shares * torch.sigmoid(-mapped)[:, None]
         return probabilities.scatter(1, scores.argmax(dim=1, keepdim=True), torch.sigmoid(mapped)[:, None])
 

@@ -37,8 +37,6 @@ class Answering:
         self, images: Iterable[Picture], top: int, false_alarms: float | None, skip_bad: bool
     ) -> list[Answer | None]:
         """The most likely classes of each image, and whether it is of none of them; None if `skip_bad` skips it."""
-        if not self.names:
-            raise InputError("The classifier knows no classes yet: teach it some first.")
         if top < 1:
             raise InputError(f"top is {top}: it must be at least 1.")
         limit = math.inf if false_alarms is None else self.learner.novelty_limit(false_alarms)
@@ -122,6 +120,8 @@ class Answering:
 
     def _stores(self, images: Iterable[Picture], skip_bad: bool) -> Iterator[tuple[list[Frame], Images]]:
         """Batches of images, and a store of those of each batch that can be read."""
+        if not self.names:
+            raise InputError("The classifier knows no classes yet: teach it some first.")
         for batch in frames(images, self.size, self.batch, skip_bad):
             yield batch, store_frames([frame for frame in batch if isinstance(frame, Tensor)], self.size)
 

@@ -137,6 +137,8 @@ class Classifier:
 
     def forget(self, names: Iterable[str]) -> None:
         """Remove classes, if the method can. The classifier is then as if it had never seen them."""
+        if isinstance(names, str):  # its characters may be names, too
+            raise InputError(f"Classes must be given as a list: use [{names!r}] for a single class.")
         gone = tuple(dict.fromkeys(names))
         positions = [self._position(name) for name in gone]
         known = self.learner.known_features()
@@ -150,6 +152,8 @@ class Classifier:
     def rename(self, old: str, new: str) -> None:
         """Give a class another name."""
         self._position(old)
+        if not new.strip():
+            raise InputError(f"Class {old!r} cannot be called {new!r}: choose a name that is not blank.")
         if new in self.class_names:
             raise InputError(f"Class {new!r} is already known: choose another name.")
         self.steps = [step.renamed(old, new) for step in self.steps]
@@ -234,7 +238,8 @@ class Classifier:
 
     def learned(self, images: ImageSet) -> bool:
         """Whether the same images were learned at an earlier step."""
-        return Step.of(images).digest in {step.digest for step in self.steps}
+        same = {Step.of(images).digest, Step.of_earlier_versions(images).digest}
+        return any(step.digest in same for step in self.steps)
 
     def _increment(self, new: ImageSet) -> Increment:
         """The next step: the new images follow the exemplars."""

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+import torch
+
 from ffcil.data.image_set import ImageSet
 from ffcil.methods.learner import Learner
 from ffcil.runs.checkpoint import load_state, save_state
@@ -40,9 +42,18 @@ class Step:
     @classmethod
     def of(cls, images: ImageSet) -> Self:
         """The step of these images, all of whose classes are new."""
-        content = hashlib.sha256(repr(images.class_names).encode())
-        content.update(images.sample())
-        return cls(images.class_names, content.hexdigest())
+        every = images.digests(torch.arange(len(images), device=images.labels.device))
+        content = b"".join(values.cpu().numpy().tobytes() for values in (images.labels, every))
+        return cls(images.class_names, _digest(images, content))
+
+    @classmethod
+    def of_earlier_versions(cls, images: ImageSet) -> Self:
+        """The step of these images as earlier versions of ffcil saved it: its digest is one of a few images."""
+        return cls(images.class_names, _digest(images, images.sample()))
+
+
+def _digest(images: ImageSet, content: bytes) -> str:
+    return hashlib.sha256(repr(images.class_names).encode() + content).hexdigest()
 
 
 class LearningFile:

@@ -21,7 +21,9 @@ def print_json(value: Any) -> None:
 
 
 def check_place(path: Path | None) -> None:
-    """Raise an error if the folder of a file to write does not exist. Called before the work, not after it."""
+    """Raise an error if a file cannot be written there. Called before the work, not after it."""
+    if path and path.is_dir():
+        raise InputError(f"{path} is a folder: add the name of a file.")
     if path and not path.absolute().parent.is_dir():
         raise InputError(f"There is no folder {path.absolute().parent} for {path.name}: create it, or choose another.")
 

@@ -80,7 +80,8 @@ def correct(
         notes = classifier.correct(images, allow_outside=allow_outside, skip_bad=skip_bad)
     if skip_bad:
         report_skipped([images], classifier.size)
-    print(printable(f"{model}: {notes['new_images']:,} image(s) have other labels now: version {classifier.version}"))
+    count = f"{notes['new_images']:,} image(s)"
+    print(printable(f"{model}: {count} have the labels of {images} now: version {classifier.version}"))
 
 
 def undo(

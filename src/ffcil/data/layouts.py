@@ -44,7 +44,7 @@ def list_folder(root: Path | None, partial: bool = False) -> Listing:
     train, test = _splits(root)
     if train and test:
         return list_splits(train, test)
-    if only := train or test:
+    if (only := train or test) and not _is_class(only):
         if not partial:
             raise InputError(f"{root} has only one of train/ and test/ (or val/): give {FORM}.")
         samples, names, ignored = _samples(only)
@@ -65,7 +65,7 @@ def list_splits(train: Path, test: Path) -> Listing:
 
 def _samples(root: Path) -> tuple[list[tuple[Path, int]], tuple[str, ...], list[str]]:
     """Images of a folder of class folders, sorted by name; the classes; ignored files."""
-    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not _hidden(entry.name))
+    classes = _folders(root)
     if not classes:
         raise InputError(f"There are no class folders in {readable(root)}: give {FORM}.")
     above = {_identity(folder) for folder in (root, *root.resolve().parents)}
@@ -79,6 +79,16 @@ def _samples(root: Path) -> tuple[list[tuple[Path, int]], tuple[str, ...], list[
     names = tuple(map(readable, classes))
     check_classes(np.array([label for _, label in samples], np.int64), names, root, "remove its folder")
     return samples, names, ignored
+
+
+def _folders(root: Path) -> list[str]:
+    """Names of the folders that can be classes, sorted."""
+    return sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not _hidden(entry.name))
+
+
+def _is_class(folder: Path) -> bool:
+    """Whether a folder with the name of a split is a class, such as trains: it has none, and there are others."""
+    return not _folders(folder) and len(_folders(folder.parent)) > 1
 
 
 def _files_below(place: Path, seen: set[tuple[int, int]]) -> list[Path]:

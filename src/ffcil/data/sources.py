@@ -90,7 +90,7 @@ def form_of(path: Path) -> str:
     if suffix == ".parquet" or (path.is_dir() and next(path.rglob("*.parquet"), None)):
         return "parquet"
     if not path.is_dir():
-        raise InputError(f"{path} is not a folder, .parquet or .csv file: give one, or the name of a data set.")
+        raise InputError(f"{path} is not a folder, .parquet or .csv file: give one of these; unpack an archive first.")
     return "folder"
 
 

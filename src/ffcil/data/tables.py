@@ -239,15 +239,14 @@ def _csv_rows(file: Path) -> list[dict[str, str]]:
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:
             reader = csv.DictReader(lines, skipinitialspace=True)
-            rows = list(reader)
+            rows, columns = list(reader), list(reader.fieldnames or [])
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{file} is not a CSV file in UTF-8 ({error}): save it as one.") from error
-    columns = list(reader.fieldnames or [])
     for needed in ("path", "label"):
         if needed not in columns:
             raise InputError(
-                f"{file} has no column {needed!r} (its first line: {', '.join(columns)}): the first line must be "
-                "path,label or path,label,split."
+                f"{file} has no column {needed!r} (its first line: {', '.join(columns) or 'none'}): the first line "
+                "must be path,label or path,label,split."
             )
     wanted = [name for name in ("path", "label", "split") if name in columns]
     for number, row in enumerate(rows):
