@@ -24,6 +24,7 @@ from ffcil.report.render.text import TEX_SYMBOLS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 FORMATS = (".svg", ".png", ".pdf")
@@ -51,7 +52,7 @@ def plot_arrivals(arrivals: Arrivals, path: Path | str) -> Path:
     bars.set(xlabel="Step", ylabel="New classes")
     bars.set_ylim(0, 1.15 * max(arrivals.sizes))
     bars.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
-    bars.yaxis.set_major_locator(MaxNLocator(integer=True))
+    _count_in_whole_numbers(bars.yaxis)
     _remove_frame(total, bars)
     return _save(figure, [path])
 
@@ -59,8 +60,6 @@ def plot_arrivals(arrivals: Arrivals, path: Path | str) -> Path:
 def plot_history(changes: Sequence[Mapping[str, Any]], path: Path | str) -> Path:
     """Draw the history of a classifier: accuracy on left-out images, and images that came, after every change."""
     figure = _new_figure([path], (max(5.6, 1.6 + 0.4 * len(changes)), 4.4))
-    from matplotlib.ticker import MaxNLocator
-
     accuracy, images = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
     numbers = np.arange(1, len(changes) + 1)
     for key, label, form in (
@@ -77,7 +76,7 @@ def plot_history(changes: Sequence[Mapping[str, Any]], path: Path | str) -> Path
     images.bar(numbers, [sum(change["images"].values()) for change in changes], width=0.75, color=colour("FF.org"))
     images.set(xlabel="Change", ylabel="Images")
     images.set_xticks(numbers, [change["kind"] for change in changes], rotation=45, ha="right", fontsize=7)
-    images.yaxis.set_major_locator(MaxNLocator(integer=True))
+    _count_in_whole_numbers(images.yaxis)
     _remove_frame(accuracy, images)
     return _save(figure, [path])
 
@@ -140,6 +139,7 @@ def _draw_schedules(axes: Axes, schedules: dict[str, RunRecord]) -> None:
     axes.set_yticks(range(len(schedules)), list(map(plain, schedules)), fontsize=7)
     axes.invert_yaxis()
     axes.set_xlabel(f"Classes seen (each bar is {each})")
+    _count_in_whole_numbers(axes.xaxis)
 
 
 def plot_changes(rows: Sequence[Row], *paths: Path | str) -> Path:
@@ -278,6 +278,7 @@ def plot_memory(group: Group, *paths: Path | str) -> Path:
         image = axes.imshow(accuracy, vmin=0, vmax=100, cmap="viridis", extent=extent)
         axes.set(xlabel="classes of step", ylabel="after step")
         axes.set_title(plain(f"{group.title}, {run.setting}, {run.seed_label}"), fontsize=9)
+        _count_in_whole_numbers(axes.xaxis, axes.yaxis)
     figure.colorbar(image, ax=list(panels), label="Accuracy (%)", shrink=0.8)
     return _save(figure, paths)
 
@@ -293,6 +294,7 @@ def plot_class_sizes(groups: Sequence[Group], *paths: Path | str) -> Path:
                 heights = [mean for mean, _ in means.values()]
                 axes.plot(list(means), heights, "o-", color=colour(setting), markersize=4, label=plain(setting))
             axes.set_xlabel("New classes in the step of the class")
+            _count_in_whole_numbers(axes.xaxis)
             axes.set_ylabel("Difference from equal steps (points)" if paired else "Accuracy after the last step (%)")
             _remove_frame(axes)
         panels[0].set_title(plain(f"{group.method_label(scored)}\n{group.data_label}"), fontsize=8)
@@ -332,6 +334,14 @@ def _save(figure: Figure, paths: Sequence[Path | str]) -> Path:
         figure.savefig(path, dpi=160, metadata={dated: None} if dated else None)
         figure.set_layout_engine("none")  # reuse the computed layout for the other formats
     return Path(paths[0])
+
+
+def _count_in_whole_numbers(*sides: Axis) -> None:
+    """Let axes of steps, classes or images have no ticks between whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    for side in sides:
+        side.set_major_locator(MaxNLocator(integer=True))
 
 
 def _remove_frame(*axes: Axes) -> None:

@@ -1,0 +1,57 @@
+"""The static figures of a report: what is drawn, and whether it can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ffcil.report.analyse.groups import group_runs
+from ffcil.report.read.records import load_runs
+from ffcil.report.render import figures
+from invented_runs import random_hits, write_run
+
+if TYPE_CHECKING:
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+Draw = Callable[..., "Figure"]
+
+
+@pytest.fixture
+def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Draw:
+    """Draws a figure, writes it and returns it."""
+    saved: list[Figure] = []
+    save = figures._save
+    monkeypatch.setattr(figures, "_save", lambda figure, paths: (saved.append(figure), save(figure, paths))[1])
+
+    def draw(plot: Callable[..., Path], values: object) -> Figure:
+        plot(values, tmp_path / "figure.png")
+        return saved[-1]
+
+    return draw
+
+
+def ticks(axis: Axis) -> list[str]:
+    """Labels of the ticks within the limits of an axis."""
+    low, high = sorted(axis.get_view_interval())
+    shown = zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=True)
+    return [label.get_text() for place, label in shown if low <= place <= high]
+
+
+def test_axes_of_steps_and_classes_have_whole_numbers(tmp_path: Path, drawn: Draw) -> None:
+    for seed, sizes in ((0, (1, 2)), (1, (2, 1))):
+        for setting in ("Equ.T", "FF.org"):
+            hits = random_hits(setting, seed)
+            write_run(tmp_path / f"{setting}-{seed}", setting, seed, hits, classifiers=("linear",), sizes=sizes)
+    groups = group_runs(load_runs(tmp_path))
+    memory, sizes = drawn(figures.plot_memory, groups[0]), drawn(figures.plot_class_sizes, groups)
+    curves = drawn(figures.plot_group_curves, groups)
+    axes = [axis for panel in memory.axes[:2] for axis in (panel.xaxis, panel.yaxis)]
+    axes += [panel.xaxis for panel in (*sizes.axes, *curves.axes[1::2])]
+    assert len(axes) >= 7
+    for axis in axes:
+        assert ticks(axis)
+        assert all("." not in label for label in ticks(axis))
