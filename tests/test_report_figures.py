@@ -55,3 +55,12 @@ def test_axes_of_steps_and_classes_have_whole_numbers(tmp_path: Path, drawn: Dra
     for axis in axes:
         assert ticks(axis)
         assert all("." not in label for label in ticks(axis))
+
+
+def test_a_difference_from_equal_steps_is_drawn_only_where_there_are_equal_steps(tmp_path: Path, drawn: Draw) -> None:
+    for budget, settings in ((20, ("Equ.T", "FF.org")), (40, ("FF.org",))):
+        for setting in settings:
+            hits = random_hits(setting, 0)
+            write_run(tmp_path / f"{budget}-{setting}", setting, 0, hits, memory={"budget": budget})
+    figure = drawn(figures.plot_class_sizes, group_runs(load_runs(tmp_path)))
+    assert [panel.get_visible() for panel in figure.axes] == [True, True, True, False]

@@ -289,7 +289,9 @@ def plot_class_sizes(groups: Sequence[Group], *paths: Path | str) -> Path:
     for panels, group in zip(figure.subplots(len(groups), 2, squeeze=False), groups, strict=True):
         scored = classifiers_of(group.runs)[0]
         for axes, paired in zip(panels, (False, True), strict=True):
-            for setting, points in curves.class_points(group.runs, scored, paired).items():
+            by_setting = curves.class_points(group.runs, scored, paired)
+            axes.set_visible(any(by_setting.values()))  # there is no difference without Equ.T
+            for setting, points in by_setting.items():
                 means = curves.mean_by_size(points)
                 heights = [mean for mean, _ in means.values()]
                 axes.plot(list(means), heights, "o-", color=colour(setting), markersize=4, label=plain(setting))
