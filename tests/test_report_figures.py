@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from ffcil.report import Contents
 from ffcil.report.analyse.groups import group_runs
 from ffcil.report.read.records import load_runs
 from ffcil.report.render import figures
@@ -64,3 +66,25 @@ def test_a_difference_from_equal_steps_is_drawn_only_where_there_are_equal_steps
             write_run(tmp_path / f"{budget}-{setting}", setting, 0, hits, memory={"budget": budget})
     figure = drawn(figures.plot_class_sizes, group_runs(load_runs(tmp_path)))
     assert [panel.get_visible() for panel in figure.axes] == [True, True, True, False]
+
+
+def test_titles_and_names_of_axes_are_not_cut_off(tmp_path: Path, drawn: Draw) -> None:
+    for budget in (1000, 2000, 4000):
+        for setting in ("Equ.T", "FF.org", "FF.ours"):
+            fields = {"memory": {"budget": budget}, "train": {"epochs_scale": budget / 8000}}
+            write_run(tmp_path / f"{budget}-{setting}", setting, 0, random_hits(setting, 0), **fields)
+    contents = Contents.from_runs(load_runs(tmp_path))
+    for plot, values in (
+        (figures.plot_group_curves, contents.groups),
+        (figures.plot_class_sizes, contents.groups),
+        (figures.plot_memory, contents.groups[0]),
+        (figures.plot_costs, contents.costs),
+        (figures.plot_changes, contents.changed),
+    ):
+        figure = drawn(plot, values)
+        figure.canvas.draw()  # places texts for the resolution of the figure, not for that of the file
+        right = figure.bbox.x1
+        texts = [text for axes in figure.axes for text in (axes.title, axes.xaxis.label) if text.get_text()]
+        boxes = [text.get_window_extent() for text in texts]
+        assert all(box.x0 >= 0 and box.x1 <= right for box in boxes), plot.__name__
+        assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2)), plot.__name__

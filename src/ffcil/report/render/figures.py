@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -121,7 +122,7 @@ def _draw_curves(axes: Axes, group: Group) -> None:
         axes.plot(
             *curves.mean_curve(tables), color=colour(setting), linewidth=2, marker=marker, markersize=3, label=label
         )
-    axes.set_title(plain(f"{group.method_label(scored)}\n{group.data_label}"), fontsize=10)
+    _set_title(axes, 10, 4.2, group.method_label(scored), group.data_label)
     axes.set_ylabel("Accuracy on all classes seen (%)")
     axes.set_ylim(*curves.accuracy_range(runs))
     axes.grid(axis="y", linewidth=0.5, alpha=0.4)
@@ -151,7 +152,7 @@ def plot_changes(rows: Sequence[Row], *paths: Path | str) -> Path:
     settings = [setting for setting in HEADLINES if any(row.change(setting, "last") for row in shown)]
     height = 0.72 / len(settings)
     figure = _new_figure(paths, (9.6, 1.4 + 0.62 * len(shown)))
-    panels = _named_panels(figure, [f"{row.label}\n{row.data_label}" for row in shown])
+    panels = _named_panels(figure, [(row.label, row.data_label) for row in shown])
     for axes, (metric, symbol) in zip(panels, TEX_SYMBOLS.items(), strict=True):
         for k, setting in enumerate(settings):
             for place, row in enumerate(shown):
@@ -184,7 +185,7 @@ def plot_sweeps(sweeps: Sequence[Sweep], *paths: Path | str) -> Path:
         for axes, (metric, symbol) in zip(panels, TEX_SYMBOLS.items(), strict=True):
             _draw_sweep(axes, sweep, metric)
             axes.set(xlabel=sweep.field, ylabel=f"{symbol} (%)")
-            axes.set_title(plain(sweep.title), fontsize=8)
+            _set_title(axes, 8, 4.2, sweep.title)
             _remove_frame(axes)
         entries |= dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
     figure.legend(entries.values(), entries, loc="outside upper right", ncols=len(entries), frameon=False, fontsize=8)
@@ -219,7 +220,7 @@ def _draw_sweep(axes: Axes, sweep: Sweep, metric: Metric) -> None:
 def plot_costs(costs: Sequence[Cost], *paths: Path | str) -> Path:
     """Draw the ratio of training and testing times with and without parts of the framework. Dots are pairs of runs."""
     figure = _new_figure(paths, (9.6, 1.4 + 0.4 * len(costs)))
-    panels = _named_panels(figure, [f"{c.group.title}, {c.schedule}, {c.group.data_label}\n{c.parts}" for c in costs])
+    panels = _named_panels(figure, list(map(_cost_name, costs)))
     for axes, time in zip(panels, TIMES, strict=True):
         for place, cost in enumerate(costs):
             ratio, ratios = cost.ratio(time), cost.ratios(time)
@@ -227,8 +228,12 @@ def plot_costs(costs: Sequence[Cost], *paths: Path | str) -> Path:
                 axes.barh(place, ratio, 0.6, color=colour("Equ.T"), alpha=0.7)
                 axes.plot(ratios, [place] * len(ratios), ".", color="0.2", markersize=4)
         axes.axvline(1, color="0.3", linewidth=0.8, linestyle=":")
-        axes.set_xlabel(f"{time.capitalize()} time relative to the original method")
+        axes.set_xlabel(f"{time.capitalize()} time,\nrelative to the original method")
     return _save(figure, paths)
+
+
+def _cost_name(cost: Cost) -> tuple[str, str]:
+    return f"{cost.group.title}, {cost.schedule}, {cost.parts}", cost.group.data_label
 
 
 def plot_sensitivities(tables: Sequence[SensitivityTable], *paths: Path | str) -> Path:
@@ -247,7 +252,7 @@ def plot_sensitivities(tables: Sequence[SensitivityTable], *paths: Path | str) -
             label = plain(f"{row.framework}: range {row.range:.1f}")
             heights = [np.nan if mean is None else mean for mean in means]
             axes.plot(names, heights, "o-", color=colour(row.setting), linewidth=2, markersize=4, label=label)
-        axes.set_title(plain(f"{rows[0].label}\n{table.data_label}"), fontsize=9)
+        _set_title(axes, 9, 4.8, rows[0].label, table.data_label)
         axes.set_ylabel("Accuracy after the last step (%)")
         axes.tick_params("x", labelrotation=35, labelsize=8)
         axes.legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=8)
@@ -257,10 +262,10 @@ def plot_sensitivities(tables: Sequence[SensitivityTable], *paths: Path | str) -
     return _save(figure, paths)
 
 
-def _named_panels(figure: Figure, names: Sequence[str]) -> list[Axes]:
-    """Two panels side by side, for bars whose names stand at the left."""
+def _named_panels(figure: Figure, names: Sequence[tuple[str, str]]) -> list[Axes]:
+    """Two panels side by side, for bars whose names, of two lines each, stand at the left."""
     panels: list[Axes] = list(figure.subplots(1, 2, sharey=True))
-    panels[0].set_yticks(range(len(names)), list(map(plain, names)), fontsize=8)
+    panels[0].set_yticks(range(len(names)), [plain("\n".join(lines)) for lines in names], fontsize=8)
     panels[0].invert_yaxis()
     _remove_frame(*panels)
     return panels
@@ -277,7 +282,7 @@ def plot_memory(group: Group, *paths: Path | str) -> Path:
         accuracy = step_accuracy(table.merged(curves.MOST_CELLS))
         image = axes.imshow(accuracy, vmin=0, vmax=100, cmap="viridis", extent=extent)
         axes.set(xlabel="classes of step", ylabel="after step")
-        axes.set_title(plain(f"{group.title}, {run.setting}, {run.seed_label}"), fontsize=9)
+        _set_title(axes, 9, 3.1, f"{group.title}, {run.setting}, {run.seed_label}")
         _count_in_whole_numbers(axes.xaxis, axes.yaxis)
     figure.colorbar(image, ax=list(panels), label="Accuracy (%)", shrink=0.8)
     return _save(figure, paths)
@@ -299,8 +304,8 @@ def plot_class_sizes(groups: Sequence[Group], *paths: Path | str) -> Path:
             _count_in_whole_numbers(axes.xaxis)
             axes.set_ylabel("Difference from equal steps (points)" if paired else "Accuracy after the last step (%)")
             _remove_frame(axes)
-        panels[0].set_title(plain(f"{group.method_label(scored)}\n{group.data_label}"), fontsize=8)
-        panels[1].set_title("Difference from the same class under equal steps", fontsize=8)
+        _set_title(panels[0], 8, 4.2, group.method_label(scored), group.data_label)
+        _set_title(panels[1], 8, 4.2, "Difference from the same class under equal steps")
         panels[1].axhline(0, color="0.3", linewidth=0.8)
         panels[0].legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=7)
     return _save(figure, paths)
@@ -344,6 +349,12 @@ def _count_in_whole_numbers(*sides: Axis) -> None:
 
     for side in sides:
         side.set_major_locator(MaxNLocator(integer=True))
+
+
+def _set_title(axes: Axes, size: float, width: float, *lines: str) -> None:
+    """Set the title of a panel that is `width` inches wide; long lines are wrapped."""
+    letters = round(105 * width / size) - 2
+    axes.set_title(plain("\n".join(textwrap.fill(line, letters) for line in lines)), fontsize=size)
 
 
 def _remove_frame(*axes: Axes) -> None:
