@@ -88,3 +88,12 @@ def test_titles_and_names_of_axes_are_not_cut_off(tmp_path: Path, drawn: Draw) -
         boxes = [text.get_window_extent() for text in texts]
         assert all(box.x0 >= 0 and box.x1 <= right for box in boxes), plot.__name__
         assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2)), plot.__name__
+
+
+def test_costs_of_different_conditions_have_different_names(tmp_path: Path, drawn: Draw) -> None:
+    for budget in (20, 40):
+        for setting in ("FF.org", "FF.ours"):
+            hits = random_hits(setting, 0)
+            write_run(tmp_path / f"{budget}-{setting}", setting, 0, hits, memory={"budget": budget})
+    names = ticks(drawn(figures.plot_costs, Contents.from_runs(load_runs(tmp_path)).costs).axes[0].yaxis)
+    assert [name.rsplit(", ", 1)[1] for name in names] == ["memory.budget 20", "memory.budget 40"]

@@ -233,7 +233,8 @@ def plot_costs(costs: Sequence[Cost], *paths: Path | str) -> Path:
 
 
 def _cost_name(cost: Cost) -> tuple[str, str]:
-    return f"{cost.group.title}, {cost.schedule}, {cost.parts}", cost.group.data_label
+    condition = f", {cost.group.label}" if cost.group.label else ""
+    return f"{cost.group.title}, {cost.schedule}, {cost.parts}", f"{cost.group.data_label}{condition}"
 
 
 def plot_sensitivities(tables: Sequence[SensitivityTable], *paths: Path | str) -> Path:
