@@ -170,6 +170,7 @@ def test_all_outputs_show_it(study: Path, tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=150)
     console.print(terminal_table(contents.rows))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert "interval" not in " ".join(lines)  # which the terminal has no room for
     header = next(line for line in lines if line.split()[-2:] == ["M", "n"])
     (line,) = [line for line in lines if line.split()[:1] == ["FF.flow"]]
     assert line[header.index("M") :].split()[0] == signed(value)
