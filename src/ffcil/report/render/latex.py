@@ -86,6 +86,7 @@ def _rules(width: int, times: int, first: int = 2) -> str:
 def _escape(text: str) -> str:
     """Text with the special characters of LaTeX escaped."""
     written = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", NOTHING: "--"}
+    written |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}  # other characters in OT1
     written |= {character: f"\\{character}" for character in "&%$#_{}"}
     return "".join(written.get(character, character) for character in text)
 
