@@ -287,6 +287,8 @@ def test_a_command_names_the_package_that_it_lacks(ffcil: Command, monkeypatch: 
         (["run", "/"], "/ is not a recipe: name one before it, for example `ffcil run own-images --data /`"),
         (["run", "own-images", "--set", "method=icarl"], "trains from scratch and cannot use the pre-trained 'vit"),
         (["run", "glyphs", "--set", "method=icrl"], "Unknown method 'icrl': did you mean 'icarl'?"),
+        (["run", "glyphs", "--set", "method=focal"], "A method of your own needs --import FILE."),
+        (["run", "glyphs", "--set", "backbone=mobilenet"], "A backbone of your own needs --import FILE."),
         (["run", "glyphs", "--set", "dataset=gliphs"], "Unknown data set 'gliphs': did you mean 'glyphs'?"),
         (["run", "glyphs", "--set", "framewrk=paper"], "Unknown field 'framewrk': did you mean 'framework'?"),
         (["run", "glyphs", "--set", "arrivals.sizes=[1,200]"], "but the data set has 100"),

@@ -40,7 +40,7 @@ def register(name: str) -> Callable[[Class], Class]:
 
 def find_method(name: str) -> type[Learner]:
     if name not in METHODS:
-        raise unknown("method", name, METHODS)
+        raise unknown("method", name, METHODS, own=True)
     return METHODS[name]
 
 
@@ -102,7 +102,7 @@ def complete(config: RunConfig) -> RunConfig:
         )
     if not method.pretrained and config.backbone not in BACKBONES:
         if config.weights is None:
-            raise unknown("backbone", config.backbone, BACKBONES)
+            raise unknown("backbone", config.backbone, BACKBONES, own=True)
         raise InputError(
             f"Method {config.method!r} trains from scratch and cannot use the pre-trained {config.backbone!r}: use a "
             "recipe for such methods, such as cifar100 or glyphs."
