@@ -312,6 +312,8 @@ def test_a_command_names_the_package_that_it_lacks(ffcil: Command, monkeypatch: 
         (["run", "glyphs", "--dry-run", "--set", "method=icrl"], "did you mean 'icarl'?"),
         (["run", "glyphs", "--set", "method=[1]"], "Bad value for method"),
         (["run", "glyphs", "--set", "arrivals=5"], "arrivals needs a kind"),
+        (["run", "glyphs", "--set", "arrivals.sizes=1,4,2"], "a list in brackets, such as [a, b], not '1,4,2'"),
+        (["run", "glyphs", "--set", "train=3"], "should be a mapping of fields, {} for an empty one, not 3"),
         (["run", "glyphs", "--set", "memory=3"], "Bad value for memory"),
         (["run", "glyphs", "--set", "class_seed=-1"], "Bad value for class_seed"),
         (["run", "glyphs", "--set", "train.epochs_scale=.inf"], "Bad value for train.epochs_scale"),
