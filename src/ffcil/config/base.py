@@ -42,6 +42,7 @@ _PLAIN = {
     "tuple_type": "Input should be a list in brackets, such as [a, b]",
     "dict_type": _MAPPING,
     "model_type": _MAPPING,
+    "too_short": "Input should not be empty",
 }
 """Kinds of errors that pydantic describes with types of Python, in the words of YAML."""
 
