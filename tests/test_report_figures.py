@@ -13,7 +13,7 @@ from ffcil.report import Contents
 from ffcil.report.analyse.groups import group_runs
 from ffcil.report.read.records import load_runs
 from ffcil.report.render import figures
-from invented_runs import random_hits, write_run
+from invented_runs import IMAGES, random_hits, write_run
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
@@ -97,3 +97,9 @@ def test_costs_of_different_conditions_have_different_names(tmp_path: Path, draw
             write_run(tmp_path / f"{budget}-{setting}", setting, 0, hits, memory={"budget": budget})
     names = ticks(drawn(figures.plot_costs, Contents.from_runs(load_runs(tmp_path)).costs).axes[0].yaxis)
     assert [name.rsplit(", ", 1)[1] for name in names] == ["memory.budget 20", "memory.budget 40"]
+
+
+def test_curves_of_a_method_without_errors_have_an_axis_below_100_percent(tmp_path: Path, drawn: Draw) -> None:
+    write_run(tmp_path / "run", "FF.org", 0, lambda *_: IMAGES, classifiers=("linear",))
+    accuracy = drawn(figures.plot_group_curves, group_runs(load_runs(tmp_path))).axes[0]
+    assert accuracy.get_ylim() == (90, 101)
