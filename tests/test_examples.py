@@ -18,11 +18,13 @@ from typer.testing import CliRunner
 from conftest import SHORT, small_stream
 from ffcil.classifier.classifier import Classifier
 from ffcil.cli import app
+from ffcil.config.resolve import resolve
 from ffcil.errors import InputError
 from ffcil.methods import METHODS, Learner, load_methods
 from ffcil.models.folding import Folded
 from ffcil.models.resnet import BACKBONES, Backbone, register_backbone
 from ffcil.report import load_runs
+from ffcil.runs.run import Run
 from ffcil.studies.study import jobs_of, load_study, narrow
 from ffcil.training.engine import Engine
 
@@ -50,6 +52,16 @@ def test_schedule_to_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert "12 classes, 5 steps" in printed
     assert "FF.ours" in printed
     assert len(list((tmp_path / "runs").glob("*/done"))) == 2
+
+
+@pytest.mark.slow
+def test_step_by_step_gives_the_results_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / "step_by_step.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    config = resolve("glyphs", {"arrivals": {"sizes": [2, 1, 4]}, "train": {"epochs_scale": 0.02}})
+    found = Run(config, tmp_path / "run", device="cpu", threads=torch.get_num_threads()).execute()
+    assert f"average {found['average']:.2f} %, forgetting {found['forgetting']:.2f} %" in printed
+    assert f"step 3: {found['last']:.1f} % of 7 classes" in printed
 
 
 def test_the_example_of_an_own_study() -> None:

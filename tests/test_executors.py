@@ -322,6 +322,27 @@ def test_the_last_words_of_a_child_are_reported(tmp_path: Path, colours: Path) -
     assert failed == {job: "ended with status 3; its log ends with 'cannot open shared memory'"}
 
 
+@pytest.mark.parametrize(
+    ("message", "reported"),
+    [
+        ("CUDA error: out of luck\nCompile with `TORCH_USE_CUDA_DSA`.", "CUDA error: out of luck Compile with"),
+        ("word " * 5000, f"{'word ' * 20}"),
+    ],
+)
+def test_an_error_of_several_lines_is_reported_with_its_kind_and_its_beginning(
+    tmp_path: Path, colours: Path, message: str, reported: str
+) -> None:
+    method = tmp_path / "mine.py"
+    method.write_text(f"raise RuntimeError({message!r})\n")
+    (job,) = small_jobs(tmp_path, colours, groups=one_setting("icarl"))
+    config = job.config.model_copy(update={"method": "mine"})
+    outcome = attempt(replace(job, config=config, imports=(str(method),)))
+    assert outcome.ending is Ending.CRASHED
+    assert outcome.reason.startswith(f"RuntimeError: {reported}")
+    assert len(outcome.reason.splitlines()) == 1
+    assert len(outcome.reason) <= 300
+
+
 @pytest.mark.faults
 def test_a_child_that_hangs_is_ended_and_resumed(
     tmp_path: Path, colours: Path, undisturbed: dict[str, list[dict[str, Any]]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv as csv_format
 import io
 import json
+import re
 import statistics
 from pathlib import Path
 
@@ -157,6 +158,8 @@ def test_all_outputs_show_it(study: Path, tmp_path: Path) -> None:
         text = (tmp_path / name).read_text()
         assert shown in text, name
         assert "whatever the learner does" in text, name
+    latex = (tmp_path / "matched.tex").read_text().split(r"\midrule")[1]
+    assert "-" not in re.sub(r"\$[^$]*\$", "", latex)  # a hyphen is no minus sign
     (line,) = [
         line for line in csv_format.DictReader((tmp_path / "matched.csv").open()) if line["setting"] == "FF.flow"
     ]
@@ -170,6 +173,7 @@ def test_all_outputs_show_it(study: Path, tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=150)
     console.print(terminal_table(contents.rows))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert "interval" not in " ".join(lines)  # which the terminal has no room for
     header = next(line for line in lines if line.split()[-2:] == ["M", "n"])
     (line,) = [line for line in lines if line.split()[:1] == ["FF.flow"]]
     assert line[header.index("M") :].split()[0] == signed(value)

@@ -14,6 +14,7 @@ from conftest import SHORT, Make, begin_second_step, seeded, small_config, small
 from ffcil.alignment import row_norms
 from ffcil.errors import InputError
 from ffcil.methods import METHODS, register
+from ffcil.methods.conventional import Conventional
 from ffcil.methods.framework import Framework
 from ffcil.methods.icarl import ICaRL
 from ffcil.methods.learner import Learner
@@ -231,6 +232,16 @@ def test_a_learner_is_determined_by_its_seed(make_learner: Make) -> None:
 def test_two_methods_with_one_name_are_an_error() -> None:
     with pytest.raises(ValueError, match="Two methods"):
         register("icarl")(ICaRL)
+
+
+def test_a_method_without_a_title_or_of_another_class_is_an_error() -> None:
+    class Untitled(Conventional):
+        pass
+
+    for wrong, message in ((Untitled, "no title: give its class Untitled"), (torch.nn.Linear, "Linear, .* no Learner")):
+        with pytest.raises(InputError, match=message):
+            register("mine")(wrong)  # type: ignore[type-var]
+    assert "mine" not in METHODS
 
 
 def test_an_unknown_field_of_a_method_is_an_error(make_learner: Make) -> None:

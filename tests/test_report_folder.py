@@ -56,6 +56,12 @@ def test_command_names_what_it_left_out(tmp_path: Path) -> None:
     assert again.output == output
 
 
+def test_class_sizes_are_left_out_of_nearly_equal_steps_for_a_true_reason(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "FF.org", 0, random_hits("FF.org", 0), classifiers=ONE, sizes=(2, 1))
+    reason = Contents.read(tmp_path).left_out["class sizes"]
+    assert reason == "no finished run has steps whose sizes differ by more than one"
+
+
 def test_damaged_run_is_named_and_left_out(tmp_path: Path) -> None:
     for seed in (0, 1):
         write_run(tmp_path / f"{seed}", "FF.org", seed, random_hits("FF.org", seed), classifiers=ONE)

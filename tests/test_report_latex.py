@@ -25,9 +25,9 @@ SETTINGS = ("Equ.T", "FF.org", "FF.ours")
 
 
 def test_latex_balances_and_escapes(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", "Equ.T", 0, random_hits("Equ.T", 0), dataset="my_set & 100%")
+    write_run(tmp_path / "run", "Equ.T", 0, random_hits("Equ.T", 0), dataset="my_set & 100% <a|b>")
     text = comparison_latex(compare(load_runs(tmp_path)))
-    assert "my\\_set \\& 100\\%, 8 classes in 4 steps" in text
+    assert r"my\_set \& 100\% \textless{}a\textbar{}b\textgreater{}, 8 classes in 4 steps" in text
     assert text.count("{") == text.count("}")
     assert text.count("\\begin{tabular}") == text.count("\\end{tabular}") == 1
     body = text.split("\\midrule")[1]

@@ -277,12 +277,17 @@ def test_a_smaller_study_keeps_the_file_of_a_larger_one(tmp_path: Path) -> None:
     assert write([0]) == (0,)
 
 
+GROUP = {"recipes": ["glyphs"], "methods": ["icarl"], "settings": {"A": {}}}
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ({"seed": [0]}, "Unknown field 'seed': did you mean 'seeds'"),
         ({"groups": [{"recipe": ["glyphs"]}]}, "Unknown field 'groups.recipe': did you mean 'groups.recipes'"),
-        ({"seeds": []}, "Bad value for seeds"),
+        ({"seeds": []}, r"Bad value for seeds: Input should not be empty, not \[\]"),
+        ({"groups": [{**GROUP, "vary": {"train.batch": []}}]}, "groups.0.vary.train.batch: Input should not be empty"),
+        ({"groups": [{**GROUP, "settings": {"A": None}}]}, "groups.0.settings.A: Input should be a mapping of fields"),
         ({"seeds": [-1]}, "Bad value for seeds.0"),
     ],
 )

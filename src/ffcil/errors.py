@@ -23,12 +23,13 @@ class DamagedError(InputError):
         self.what = what
 
 
-def unknown(what: str, name: str, options: Iterable[str]) -> InputError:
-    """An `InputError` for an unknown name that suggests the nearest known one."""
+def unknown(what: str, name: str, options: Iterable[str], own: bool = False) -> InputError:
+    """An `InputError` for an unknown name that suggests the nearest known one; with `own`, users can register more."""
     known = sorted(options)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}?" if close else f"choose one of: {', '.join(known)}."
-    return InputError(f"Unknown {what} {name!r}: {hint}")
+    remedy = f" A {what} of your own needs --import FILE." if own else ""
+    return InputError(f"Unknown {what} {name!r}: {hint}{remedy}")
 
 
 _REORDERING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"

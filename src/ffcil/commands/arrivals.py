@@ -1,8 +1,9 @@
 """`ffcil arrivals`: draw a class-arrival schedule."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -10,45 +11,63 @@ from ffcil.commands.options import AsJson
 from ffcil.commands.output import print_json
 from ffcil.errors import InputError, unknown
 
-KINDS = ("free-flow", "equal", "half", "trickle", "given", "trace")
+DRAWN = ("classes", "steps")
+OPTIONS = {
+    "free-flow": (*DRAWN, "smallest", "largest", "alpha", "order", "seed"),
+    "equal": DRAWN,
+    "half": DRAWN,
+    "trickle": DRAWN,
+    "given": ("sizes", "order", "seed"),
+    "trace": ("trace", "window"),
+}
+"""Kinds of schedules, with the options that each has."""
+SPECTRUM: dict[str, Any] = {"smallest": 1, "largest": 15, "alpha": 1.0}
+"""Defaults of the options that only free flow has."""
 
 
 def arrivals(
     classes: Annotated[int | None, typer.Option(help="Number of classes (default: 100).")] = None,
     steps: Annotated[int | None, typer.Option(help="Number of steps (default: 10).")] = None,
-    kind: Annotated[str | None, typer.Option(help=f"{', '.join(KINDS)} (default: from the other options).")] = None,
-    smallest: Annotated[int, typer.Option(help="Fewest classes per step (free-flow).")] = 1,
-    largest: Annotated[int, typer.Option(help="Most classes per step (free-flow).")] = 15,
-    alpha: Annotated[float, typer.Option(help="Intensity of the spectrum (free-flow); near 0, equal steps.")] = 1.0,
+    kind: Annotated[str | None, typer.Option(help=f"{', '.join(OPTIONS)} (default: from the other options).")] = None,
+    smallest: Annotated[int | None, typer.Option(help="Fewest classes per step (free-flow; default: 1).")] = None,
+    largest: Annotated[int | None, typer.Option(help="Most classes per step (free-flow; default: 15).")] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="Intensity of the spectrum (free-flow); near 0, equal steps (default: 1.0).")
+    ] = None,
     order: Annotated[
         str | None, typer.Option(help="jumbled, ascending, descending or given (default: jumbled; given with --sizes).")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sizes and their order.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sizes and their order (default: 0).")] = None,
     sizes: Annotated[str | None, typer.Option(help="Classes of each step, for example 1,4,2.")] = None,
     trace: Annotated[Path | None, typer.Option(help="CSV file of classes and the time each was first seen.")] = None,
-    window: Annotated[str, typer.Option(help="Length of a step of a trace: 12h, 7d, or a number in its units.")] = "1d",
+    window: Annotated[
+        str | None, typer.Option(help="Length of a step of a trace: 12h, 7d, or a number in its units (default: 1d).")
+    ] = None,
     as_json: AsJson = False,
     plot: Annotated[Path | None, typer.Option(help="Write a figure to this file (svg, png or pdf).")] = None,
 ) -> None:
     """Draw a class-arrival schedule: the number of new classes at each step."""
     from ffcil import arrivals as schedules
 
-    kind = _kind(kind, sizes, trace, classes, steps)
-    classes, steps = 100 if classes is None else classes, 10 if steps is None else steps
+    options: dict[str, Any] = {"classes": classes, "steps": steps, "smallest": smallest, "largest": largest}
+    options |= {"alpha": alpha, "order": order, "seed": seed, "sizes": sizes, "trace": trace, "window": window}
+    given = {name: value for name, value in options.items() if value is not None}
+    kind = _kind(kind, given)
+    drawn = {"classes": 100, "steps": 10} | given
     if kind == "equal":
-        schedule = schedules.equal_arrivals(classes, steps)
+        schedule = schedules.equal_arrivals(**drawn)
     elif kind == "half":
-        schedule = schedules.half_arrivals(classes, steps)
+        schedule = schedules.half_arrivals(**drawn)
     elif kind == "trickle":
-        schedule = schedules.trickle_arrivals(classes, steps)
+        schedule = schedules.trickle_arrivals(**drawn)
     elif kind == "free-flow":
-        schedule = schedules.free_flow(classes, steps, smallest, largest, alpha, order or "jumbled", seed)
+        schedule = schedules.free_flow(**SPECTRUM | drawn)
     elif kind == "given":
-        schedule = schedules.given_arrivals(_parse_sizes(sizes), order or "given", seed)
+        schedule = schedules.given_arrivals(**given | {"sizes": _parse_sizes(sizes)})
     elif trace is None:
         raise InputError("Arrivals of kind 'trace' need a file: add --trace FILE.csv.")
     else:
-        schedule = schedules.from_trace(trace, window)
+        schedule = schedules.from_trace(trace, window or "1d")
     if plot is not None:
         from ffcil.report.render.figures import plot_arrivals
 
@@ -61,16 +80,15 @@ def arrivals(
         print(schedule.draw(ascii=not encoding.startswith("utf")))
 
 
-def _kind(kind: str | None, sizes: str | None, trace: Path | None, classes: int | None, steps: int | None) -> str:
-    """The given kind, or the one that other options imply. Options that contradict it are an error."""
-    implied = "given" if sizes is not None else "trace" if trace is not None else "free-flow"
+def _kind(kind: str | None, given: Mapping[str, Any]) -> str:
+    """The given kind, or the one that other options imply. Options that it does not have are an error."""
+    implied = "given" if "sizes" in given else "trace" if "trace" in given else "free-flow"
     kind = kind or implied
-    if kind not in KINDS:
-        raise unknown("kind of arrivals", kind, KINDS)
-    applies = {"given": ["--sizes"], "trace": ["--trace"]}.get(kind, ["--classes", "--steps"])
-    for option, value in {"--sizes": sizes, "--trace": trace, "--classes": classes, "--steps": steps}.items():
-        if value is not None and option not in applies:
-            raise InputError(f"{option} does not apply to arrivals of kind {kind!r}: leave it out, or change --kind.")
+    if kind not in OPTIONS:
+        raise unknown("kind of arrivals", kind, OPTIONS)
+    for name in given:
+        if name not in OPTIONS[kind]:
+            raise InputError(f"--{name} does not apply to arrivals of kind {kind!r}: leave it out, or change --kind.")
     return kind
 
 

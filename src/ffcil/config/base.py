@@ -37,13 +37,23 @@ def _kinds(annotation: Any) -> set[Any]:
     return {annotation}.union(*map(_kinds, parts)) if parts else {annotation}
 
 
+_MAPPING = "Input should be a mapping of fields, {} for an empty one"
+_PLAIN = {
+    "tuple_type": "Input should be a list in brackets, such as [a, b]",
+    "dict_type": _MAPPING,
+    "model_type": _MAPPING,
+    "too_short": "Input should not be empty",
+}
+"""Kinds of errors that pydantic describes with types of Python, in the words of YAML."""
+
+
 def _sentence(error: ValidationError, place: str) -> str:
     first = error.errors()[0]
     parts = list(first["loc"])
     if parts[:1] == ["arrivals"]:
         del parts[1:2]  # pydantic inserts the kind of arrivals here
     name = ".".join(filter(None, (place, *map(str, parts))))
-    message = first["msg"].removeprefix("Value error, ").removesuffix(".")
+    message = _PLAIN.get(first["type"], first["msg"]).removeprefix("Value error, ").removesuffix(".")
     given = "" if isinstance(first["input"], Mapping | BaseModel) else f", not {first['input']!r}"
     return f"Bad value for {name or 'the configuration'}: {message}{given}."
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -29,6 +29,7 @@ def register(name: str) -> Callable[[Class], Class]:
     """`@register("icarl")` makes a learner available to recipes and the command line under that name."""
 
     def add(learner: Class) -> Class:
+        _check_learner(name, learner)
         if name in METHODS:
             known, new = METHODS[name].__name__, learner.__name__
             raise InputError(f"Two methods are called {name!r}, {known} and {new}: register one under another name.")
@@ -38,9 +39,18 @@ def register(name: str) -> Callable[[Class], Class]:
     return add
 
 
+def _check_learner(name: str, learner: Any) -> None:
+    if not (isinstance(learner, type) and issubclass(learner, Learner)):
+        remedy = "make it a subclass of Conventional or Pretrained"
+        raise InputError(f"{learner.__name__}, registered as method {name!r}, is no Learner: {remedy}.")
+    if not hasattr(learner, "title"):
+        remedy = f"give its class {learner.__name__} the attribute `title`, the name in tables"
+        raise InputError(f"Method {name!r} has no title: {remedy}.")
+
+
 def find_method(name: str) -> type[Learner]:
     if name not in METHODS:
-        raise unknown("method", name, METHODS)
+        raise unknown("method", name, METHODS, own=True)
     return METHODS[name]
 
 
@@ -102,7 +112,7 @@ def complete(config: RunConfig) -> RunConfig:
         )
     if not method.pretrained and config.backbone not in BACKBONES:
         if config.weights is None:
-            raise unknown("backbone", config.backbone, BACKBONES)
+            raise unknown("backbone", config.backbone, BACKBONES, own=True)
         raise InputError(
             f"Method {config.method!r} trains from scratch and cannot use the pre-trained {config.backbone!r}: use a "
             "recipe for such methods, such as cifar100 or glyphs."

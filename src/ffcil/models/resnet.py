@@ -161,5 +161,5 @@ def register_backbone(name: str) -> Callable[[Factory], Factory]:
 
 def build_backbone(name: str) -> Backbone:
     if name not in BACKBONES:
-        raise unknown("backbone", name, BACKBONES)
+        raise unknown("backbone", name, BACKBONES, own=True)
     return BACKBONES[name]()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 from pydantic import Field
@@ -53,7 +53,7 @@ class Group(Settings):
     methods: tuple[str, ...] = Field(min_length=1)
     settings: dict[str, Fields] = Field(min_length=1)
     """Settings by name, each with the fields that it sets on top of the recipe."""
-    vary: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+    vary: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(default_factory=dict)
     """Values of varied fields, by dotted name."""
 
 

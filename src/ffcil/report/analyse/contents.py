@@ -79,7 +79,7 @@ class Contents:
             "arrival sensitivity": (self.sensitivities, several),
             "class sizes": (
                 any(group.is_uneven for group in self.groups),
-                "no finished run has steps of different sizes",
+                "no finished run has steps whose sizes differ by more than one",
             ),
         }
         return {name: reason for name, (available, reason) in reasons.items() if not available}

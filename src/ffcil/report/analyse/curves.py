@@ -53,7 +53,7 @@ def mean_curve(tables: Sequence[CountTable]) -> tuple[Floats, Floats]:
 def accuracy_range(runs: Sequence[RunRecord]) -> tuple[float, float]:
     """Common accuracy range of all classifiers of these runs, for figures that stand side by side."""
     values = [a for run in runs for table in run.tables.values() for a in curve(table) if not np.isnan(a)]
-    return 10 * np.floor(min(values, default=0.0) / 10), 101.0
+    return min(10 * np.floor(min(values, default=0.0) / 10), 90.0), 101.0
 
 
 def seed_schedules(runs: Sequence[RunRecord]) -> dict[str, dict[str, RunRecord]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +25,7 @@ from ffcil.report.render.text import TEX_SYMBOLS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 FORMATS = (".svg", ".png", ".pdf")
@@ -51,7 +53,7 @@ def plot_arrivals(arrivals: Arrivals, path: Path | str) -> Path:
     bars.set(xlabel="Step", ylabel="New classes")
     bars.set_ylim(0, 1.15 * max(arrivals.sizes))
     bars.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
-    bars.yaxis.set_major_locator(MaxNLocator(integer=True))
+    _count_in_whole_numbers(bars.yaxis)
     _remove_frame(total, bars)
     return _save(figure, [path])
 
@@ -59,8 +61,6 @@ def plot_arrivals(arrivals: Arrivals, path: Path | str) -> Path:
 def plot_history(changes: Sequence[Mapping[str, Any]], path: Path | str) -> Path:
     """Draw the history of a classifier: accuracy on left-out images, and images that came, after every change."""
     figure = _new_figure([path], (max(5.6, 1.6 + 0.4 * len(changes)), 4.4))
-    from matplotlib.ticker import MaxNLocator
-
     accuracy, images = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
     numbers = np.arange(1, len(changes) + 1)
     for key, label, form in (
@@ -77,7 +77,7 @@ def plot_history(changes: Sequence[Mapping[str, Any]], path: Path | str) -> Path
     images.bar(numbers, [sum(change["images"].values()) for change in changes], width=0.75, color=colour("FF.org"))
     images.set(xlabel="Change", ylabel="Images")
     images.set_xticks(numbers, [change["kind"] for change in changes], rotation=45, ha="right", fontsize=7)
-    images.yaxis.set_major_locator(MaxNLocator(integer=True))
+    _count_in_whole_numbers(images.yaxis)
     _remove_frame(accuracy, images)
     return _save(figure, [path])
 
@@ -122,7 +122,7 @@ def _draw_curves(axes: Axes, group: Group) -> None:
         axes.plot(
             *curves.mean_curve(tables), color=colour(setting), linewidth=2, marker=marker, markersize=3, label=label
         )
-    axes.set_title(plain(f"{group.method_label(scored)}\n{group.data_label}"), fontsize=10)
+    _set_title(axes, 10, 4.2, group.method_label(scored), group.data_label)
     axes.set_ylabel("Accuracy on all classes seen (%)")
     axes.set_ylim(*curves.accuracy_range(runs))
     axes.grid(axis="y", linewidth=0.5, alpha=0.4)
@@ -140,6 +140,7 @@ def _draw_schedules(axes: Axes, schedules: dict[str, RunRecord]) -> None:
     axes.set_yticks(range(len(schedules)), list(map(plain, schedules)), fontsize=7)
     axes.invert_yaxis()
     axes.set_xlabel(f"Classes seen (each bar is {each})")
+    _count_in_whole_numbers(axes.xaxis)
 
 
 def plot_changes(rows: Sequence[Row], *paths: Path | str) -> Path:
@@ -151,7 +152,7 @@ def plot_changes(rows: Sequence[Row], *paths: Path | str) -> Path:
     settings = [setting for setting in HEADLINES if any(row.change(setting, "last") for row in shown)]
     height = 0.72 / len(settings)
     figure = _new_figure(paths, (9.6, 1.4 + 0.62 * len(shown)))
-    panels = _named_panels(figure, [f"{row.label}\n{row.data_label}" for row in shown])
+    panels = _named_panels(figure, [(row.label, row.data_label) for row in shown])
     for axes, (metric, symbol) in zip(panels, TEX_SYMBOLS.items(), strict=True):
         for k, setting in enumerate(settings):
             for place, row in enumerate(shown):
@@ -184,7 +185,7 @@ def plot_sweeps(sweeps: Sequence[Sweep], *paths: Path | str) -> Path:
         for axes, (metric, symbol) in zip(panels, TEX_SYMBOLS.items(), strict=True):
             _draw_sweep(axes, sweep, metric)
             axes.set(xlabel=sweep.field, ylabel=f"{symbol} (%)")
-            axes.set_title(plain(sweep.title), fontsize=8)
+            _set_title(axes, 8, 4.2, sweep.title)
             _remove_frame(axes)
         entries |= dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
     figure.legend(entries.values(), entries, loc="outside upper right", ncols=len(entries), frameon=False, fontsize=8)
@@ -219,7 +220,7 @@ def _draw_sweep(axes: Axes, sweep: Sweep, metric: Metric) -> None:
 def plot_costs(costs: Sequence[Cost], *paths: Path | str) -> Path:
     """Draw the ratio of training and testing times with and without parts of the framework. Dots are pairs of runs."""
     figure = _new_figure(paths, (9.6, 1.4 + 0.4 * len(costs)))
-    panels = _named_panels(figure, [f"{c.group.title}, {c.schedule}, {c.group.data_label}\n{c.parts}" for c in costs])
+    panels = _named_panels(figure, list(map(_cost_name, costs)))
     for axes, time in zip(panels, TIMES, strict=True):
         for place, cost in enumerate(costs):
             ratio, ratios = cost.ratio(time), cost.ratios(time)
@@ -227,8 +228,13 @@ def plot_costs(costs: Sequence[Cost], *paths: Path | str) -> Path:
                 axes.barh(place, ratio, 0.6, color=colour("Equ.T"), alpha=0.7)
                 axes.plot(ratios, [place] * len(ratios), ".", color="0.2", markersize=4)
         axes.axvline(1, color="0.3", linewidth=0.8, linestyle=":")
-        axes.set_xlabel(f"{time.capitalize()} time relative to the original method")
+        axes.set_xlabel(f"{time.capitalize()} time,\nrelative to the original method")
     return _save(figure, paths)
+
+
+def _cost_name(cost: Cost) -> tuple[str, str]:
+    condition = f", {cost.group.label}" if cost.group.label else ""
+    return f"{cost.group.title}, {cost.schedule}, {cost.parts}", f"{cost.group.data_label}{condition}"
 
 
 def plot_sensitivities(tables: Sequence[SensitivityTable], *paths: Path | str) -> Path:
@@ -247,7 +253,7 @@ def plot_sensitivities(tables: Sequence[SensitivityTable], *paths: Path | str) -
             label = plain(f"{row.framework}: range {row.range:.1f}")
             heights = [np.nan if mean is None else mean for mean in means]
             axes.plot(names, heights, "o-", color=colour(row.setting), linewidth=2, markersize=4, label=label)
-        axes.set_title(plain(f"{rows[0].label}\n{table.data_label}"), fontsize=9)
+        _set_title(axes, 9, 4.8, rows[0].label, table.data_label)
         axes.set_ylabel("Accuracy after the last step (%)")
         axes.tick_params("x", labelrotation=35, labelsize=8)
         axes.legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=8)
@@ -257,10 +263,10 @@ def plot_sensitivities(tables: Sequence[SensitivityTable], *paths: Path | str) -
     return _save(figure, paths)
 
 
-def _named_panels(figure: Figure, names: Sequence[str]) -> list[Axes]:
-    """Two panels side by side, for bars whose names stand at the left."""
+def _named_panels(figure: Figure, names: Sequence[tuple[str, str]]) -> list[Axes]:
+    """Two panels side by side, for bars whose names, of two lines each, stand at the left."""
     panels: list[Axes] = list(figure.subplots(1, 2, sharey=True))
-    panels[0].set_yticks(range(len(names)), list(map(plain, names)), fontsize=8)
+    panels[0].set_yticks(range(len(names)), [plain("\n".join(lines)) for lines in names], fontsize=8)
     panels[0].invert_yaxis()
     _remove_frame(*panels)
     return panels
@@ -277,7 +283,8 @@ def plot_memory(group: Group, *paths: Path | str) -> Path:
         accuracy = step_accuracy(table.merged(curves.MOST_CELLS))
         image = axes.imshow(accuracy, vmin=0, vmax=100, cmap="viridis", extent=extent)
         axes.set(xlabel="classes of step", ylabel="after step")
-        axes.set_title(plain(f"{group.title}, {run.setting}, {run.seed_label}"), fontsize=9)
+        _set_title(axes, 9, 3.1, f"{group.title}, {run.setting}, {run.seed_label}")
+        _count_in_whole_numbers(axes.xaxis, axes.yaxis)
     figure.colorbar(image, ax=list(panels), label="Accuracy (%)", shrink=0.8)
     return _save(figure, paths)
 
@@ -288,15 +295,18 @@ def plot_class_sizes(groups: Sequence[Group], *paths: Path | str) -> Path:
     for panels, group in zip(figure.subplots(len(groups), 2, squeeze=False), groups, strict=True):
         scored = classifiers_of(group.runs)[0]
         for axes, paired in zip(panels, (False, True), strict=True):
-            for setting, points in curves.class_points(group.runs, scored, paired).items():
+            by_setting = curves.class_points(group.runs, scored, paired)
+            axes.set_visible(any(by_setting.values()))  # there is no difference without Equ.T
+            for setting, points in by_setting.items():
                 means = curves.mean_by_size(points)
                 heights = [mean for mean, _ in means.values()]
                 axes.plot(list(means), heights, "o-", color=colour(setting), markersize=4, label=plain(setting))
             axes.set_xlabel("New classes in the step of the class")
+            _count_in_whole_numbers(axes.xaxis)
             axes.set_ylabel("Difference from equal steps (points)" if paired else "Accuracy after the last step (%)")
             _remove_frame(axes)
-        panels[0].set_title(plain(f"{group.method_label(scored)}\n{group.data_label}"), fontsize=8)
-        panels[1].set_title("Difference from the same class under equal steps", fontsize=8)
+        _set_title(panels[0], 8, 4.2, group.method_label(scored), group.data_label)
+        _set_title(panels[1], 8, 4.2, "Difference from the same class under equal steps")
         panels[1].axhline(0, color="0.3", linewidth=0.8)
         panels[0].legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=7)
     return _save(figure, paths)
@@ -332,6 +342,20 @@ def _save(figure: Figure, paths: Sequence[Path | str]) -> Path:
         figure.savefig(path, dpi=160, metadata={dated: None} if dated else None)
         figure.set_layout_engine("none")  # reuse the computed layout for the other formats
     return Path(paths[0])
+
+
+def _count_in_whole_numbers(*sides: Axis) -> None:
+    """Let axes of steps, classes or images have no ticks between whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    for side in sides:
+        side.set_major_locator(MaxNLocator(integer=True))
+
+
+def _set_title(axes: Axes, size: float, width: float, *lines: str) -> None:
+    """Set the title of a panel that is `width` inches wide; long lines are wrapped."""
+    letters = round(105 * width / size) - 2
+    axes.set_title(plain("\n".join(textwrap.fill(line, letters) for line in lines)), fontsize=size)
 
 
 def _remove_frame(*axes: Axes) -> None:

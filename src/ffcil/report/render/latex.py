@@ -8,12 +8,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from ffcil.report.analyse.ablation import Ablation
 from ffcil.report.analyse.matched import Matched
 from ffcil.report.analyse.sensitivity import SensitivityTable
-from ffcil.report.analyse.statistics import T_INTERVAL
+from ffcil.report.analyse.statistics import T_INTERVAL, Interval
 from ffcil.report.analyse.tables import Cell, Row, direction, settings_in
 from ffcil.report.read.parts import Parts
 from ffcil.report.render.matched import matched_legend
 from ffcil.report.render.sensitivity import SENSITIVITY, last_text
-from ffcil.report.render.text import ARROWS, NOTHING, TEX_SYMBOLS, arrow, interval_text, legend, runs_text, signed
+from ffcil.report.render.text import ARROWS, NOTHING, TEX_SYMBOLS, arrow, legend, runs_text, signed
 
 DATA_SETS_ACROSS = 2
 """Number of data sets side by side, as in the paper; further data sets go below."""
@@ -86,8 +86,14 @@ def _rules(width: int, times: int, first: int = 2) -> str:
 def _escape(text: str) -> str:
     """Text with the special characters of LaTeX escaped."""
     written = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", NOTHING: "--"}
+    written |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}  # other characters in OT1
     written |= {character: f"\\{character}" for character in "&%$#_{}"}
     return "".join(written.get(character, character) for character in text)
+
+
+def _interval(interval: Interval | None) -> str:
+    """Bounds of an interval, with minus signs instead of hyphens."""
+    return " to ".join(f"${signed(bound)}$" for bound in interval) if interval else "--"
 
 
 def _render(template: str, **values: Any) -> str:
@@ -102,6 +108,6 @@ def _render(template: str, **values: Any) -> str:
     environment.filters["tex"] = _escape
     environment.globals |= {"ARROWS": ARROWS, "SYMBOLS": TEX_SYMBOLS, "arrow": arrow, "direction": direction}
     environment.globals |= {"rules": _rules, "runs_text": runs_text, "ablation_lines": _ablation_lines}
-    environment.globals |= {"T_INTERVAL": T_INTERVAL, "signed": signed, "interval_text": interval_text}
+    environment.globals |= {"T_INTERVAL": T_INTERVAL, "signed": signed, "interval": _interval}
     environment.globals["last_text"] = last_text
     return environment.get_template(template).render(values)

@@ -6,7 +6,7 @@ from typing import Any
 from ffcil.report.analyse.matched import Matched
 from ffcil.report.analyse.statistics import ENOUGH_PAIRS, T_INTERVAL, Change
 from ffcil.report.render.tables import csv_text, markdown_table
-from ffcil.report.render.text import DISTORTED, MATCHED, TOO_FEW, change_text, interval_text, signed
+from ffcil.report.render.text import DISTORTED, MATCHED_WITH_INTERVAL, TOO_FEW, change_text, interval_text, signed
 
 AVERAGE_DIFFERENCE = "Ā − Ā of Equ.T: difference of the average accuracy between the same runs, for comparison."
 """Legend of the unmatched difference."""
@@ -15,7 +15,7 @@ AVERAGE_DIFFERENCE = "Ā − Ā of Equ.T: difference of the average accuracy bet
 def matched_legend(matched: Sequence[Matched]) -> str:
     """Meaning of both differences, with a warning about too few pairs."""
     few = any(one.difference.pairs < ENOUGH_PAIRS for one in matched)
-    return "\n".join([MATCHED, DISTORTED, AVERAGE_DIFFERENCE, *([TOO_FEW] if few else [])])
+    return "\n".join([MATCHED_WITH_INTERVAL, DISTORTED, AVERAGE_DIFFERENCE, *([TOO_FEW] if few else [])])
 
 
 def matched_markdown(matched: Sequence[Matched]) -> str:

@@ -11,7 +11,7 @@ from ffcil.report.analyse.statistics import LEVEL, T_INTERVAL, Change
 from ffcil.report.analyse.tables import METRICS, Cell, Row, effects, settings_in
 from ffcil.report.render.text import (
     ARROWS,
-    MATCHED,
+    MATCHED_WITH_INTERVAL,
     SYMBOLS,
     caution,
     change_text,
@@ -37,7 +37,7 @@ def comparison_markdown(rows: Sequence[Row]) -> str:
         if row.matched:
             lines.append([*head, "M", *(change_text(row.matched.get(s)) for s in settings)])
         lines.append([*head, "n", *(runs_text(row.cells.get(s)) for s in settings)])
-    below = legend(rows) + (f"\n{MATCHED}" if any(row.matched for row in rows) else "")
+    below = legend(rows) + (f"\n{MATCHED_WITH_INTERVAL}" if any(row.matched for row in rows) else "")
     return markdown_table(["Data", "Method", "", *settings], ["---"] * 3 + ["---:"] * len(settings), lines, below)
 
 

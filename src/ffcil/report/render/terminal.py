@@ -30,7 +30,7 @@ def terminal_table(rows: Sequence[Row]) -> RenderableType:
     rows = [row for row in rows if row.group.is_main]
     settings = settings_in(rows)
     matched = any(row.matched for row in rows)
-    below = [legend(rows), *([MATCHED] if matched else [])]
+    below = [legend(rows), *([f"{MATCHED}."] if matched else [])]
     below += [f"{count(hidden, 'further row')}: other spectra and orders."] if hidden else []
     tables = [_settings_table(row, settings, matched) for row in rows]
     return Group(*tables, _text("\n".join(below), "dim"))

@@ -16,10 +16,10 @@ ARROWS = "Arrows: against the original method, the mean difference of runs with 
 """Legend of ablations."""
 MATCHED = (
     "M: matched difference, the mean over the steps of A_t minus the accuracy of the Equ.T run with the same class and "
-    "training seeds at the same number of classes seen (linear between its steps, 100 % at one class), with its "
-    f"{T_INTERVAL}."
+    "training seeds at the same number of classes seen (linear between its steps, 100 % at one class)"
 )
-"""Legend of the matched difference."""
+"""Legend of the matched difference, without a full stop."""
+MATCHED_WITH_INTERVAL = f"{MATCHED}, with its {T_INTERVAL}."
 DISTORTED = (
     "Ā cannot say what free flow costs: A_t falls with the number of classes seen whatever the learner does, and free "
     "flow is tested at other numbers of classes than equal steps. The matched difference M compares at equal numbers; "

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import textwrap
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from ffcil.runs.run import Run
 
 LOG = "run.log"
 _TAIL = 4096  # bytes of a log that may contain its last line
+_LONGEST_REASON = 300  # characters
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +98,8 @@ def attempt(job: Job) -> Outcome:
         except InputError as error:
             print(f"ffcil: {error}", file=log)
             return Outcome(Ending.INVALID, str(error))
-        except Exception:  # The study continues with other runs, and reports the last line of the error.
+        except Exception as error:  # The study continues with other runs, and reports the error in one line.
             traceback.print_exc(file=log)
-            return Outcome(Ending.CRASHED, traceback.format_exc().strip().splitlines()[-1])
+            text = "".join(traceback.format_exception_only(error))
+            return Outcome(Ending.CRASHED, textwrap.shorten(text, _LONGEST_REASON, placeholder=" ..."))
     return Outcome(Ending.DONE)
