@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ffcil.calibration import expected_calibration_error
 from ffcil.classifier.answers import Answer, Description, Guess
-from ffcil.classifier.unknown import measure_detection
+from ffcil.classifier.unknown import check_rate, measure_detection
 from ffcil.data.pictures import Frame, Picture, frames, store_frames
 from ffcil.data.placement import place
 from ffcil.data.ragged import Images
@@ -39,7 +39,7 @@ class Answering:
         """The most likely classes of each image, and whether it is of none of them; None if `skip_bad` skips it."""
         if top < 1:
             raise InputError(f"top is {top}: it must be at least 1.")
-        limit = math.inf if false_alarms is None else self.learner.novelty_limit(false_alarms)
+        limit = math.inf if false_alarms is None else self.learner.novelty_limit(check_rate(false_alarms))
         answers: list[Answer | None] = []
         for batch, store in self._stores(images, skip_bad):
             scores, novelty = self.open_scores(store)
@@ -102,7 +102,7 @@ class Answering:
             "by_class": {name: accuracy for name, accuracy in by_class.items() if accuracy is not None},
         }
         if unknown is not None:
-            limit = self.learner.novelty_limit(false_alarms)
+            limit = self.learner.novelty_limit(check_rate(false_alarms))
             others = self.describe(unknown)
             if novelty is None or others.novelty is None:
                 raise InputError("There are too few learned images to tell unknown ones: learn more.")

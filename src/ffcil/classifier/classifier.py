@@ -105,7 +105,9 @@ class Classifier:
             stop: Collects requests to stop, for a caller with work to do before it stops.
 
         Returns:
-            The notes of the method (seconds by phase, images per second, loss, ...) and `new_images`.
+            The notes of the method (seconds by phase, images per second, loss, ...) and `new_images`. If the method
+            keeps features, also `copies`, the number of new images that are there already with the same label, and
+            `in_two_classes`, the number of new images that are in another class, too, with the classes of one of them.
         """
         if stop is None:
             with Stop() as own:
@@ -116,7 +118,7 @@ class Classifier:
         increment, step = self._increment(new), Step.of(new)
         request = f"{self.config.identity()} {self._identity} {step.digest}"
         file = LearningFile(Path(folder) / LEARNING, request) if folder else None
-        before = copied(self.learner.state())
+        before, known = copied(self.learner.state()), self._known_images()
 
         try:
             resume = file.restore(self.learner, increment) if file else None
@@ -133,13 +135,33 @@ class Classifier:
         self.steps.append(replace(step, names=names, again=again))
         counts = dict(zip(new.class_names, new.counts().tolist(), strict=True))
         self._changed("learn", counts, new=self.steps[-1].names)
-        return {**notes, "new_images": len(new)}
+        return {**notes, "new_images": len(new), **self._repeated(new, known)}
+
+    def _known_images(self) -> int:
+        images = self.learner.known_images()
+        return 0 if images is None else len(images[0])
+
+    def _repeated(self, new: ImageSet, known: int) -> dict[str, Any]:
+        """What `learn` notes of new images that were there before, if there were `known` images."""
+        if (images := self.learner.known_images()) is None:
+            return {}
+        digests, classes = images
+        here = torch.isin(digests, new.digests(torch.arange(len(new))).to(digests.device))
+        found, labels = digests[here].unique(return_counts=True)
+        doubled = found[labels > 1]
+        example = [self.class_names[k] for k in classes[digests == doubled[0]].tolist()] if len(doubled) else []
+        return {
+            "copies": len(new) - (self._known_images() - known),
+            "in_two_classes": {"images": len(doubled), "such_as": example},
+        }
 
     def forget(self, names: Iterable[str]) -> None:
         """Remove classes, if the method can. The classifier is then as if it had never seen them."""
         if isinstance(names, str):  # its characters may be names, too
             raise InputError(f"Classes must be given as a list: use [{names!r}] for a single class.")
         gone = tuple(dict.fromkeys(names))
+        if not gone:
+            raise InputError("No class is named: name at least one class to forget.")
         positions = [self._position(name) for name in gone]
         known = self.learner.known_features()
         counts = [] if known is None else known[1].bincount(minlength=len(self.class_names)).tolist()

@@ -12,6 +12,7 @@ from torch.nn.functional import normalize
 from ffcil.classifier.answers import Guess
 from ffcil.classifier.classifier import Classifier
 from ffcil.classifier.reading import names_read
+from ffcil.classifier.unknown import check_rate
 
 SMALLEST_GROUP = 3
 """Fewest unknown images that are proposed as a new class."""
@@ -68,7 +69,7 @@ def suggest(
     probabilities = seen.scores.softmax(dim=1)
     best = probabilities.topk(min(2, probabilities.shape[1]), dim=1)
     margin = best.values[:, 0] - best.values[:, 1] if best.values.shape[1] > 1 else torch.zeros(len(seen.scores))
-    limit = torch.inf if false_alarms is None else classifier.learner.novelty_limit(false_alarms)
+    limit = torch.inf if false_alarms is None else classifier.learner.novelty_limit(check_rate(false_alarms))
     novelty = torch.zeros(len(seen.scores)) if seen.novelty is None else seen.novelty
     unknown = novelty > limit
     directions = _directions(classifier, seen.features)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ffcil.calibration import auroc
+from ffcil.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,13 @@ class Detection:
     """The area for the usual baseline: the highest probability of an image is low."""
     softmax_found: float
     """Share that this baseline finds with as many false alarms."""
+
+
+def check_rate(false_alarms: float) -> float:
+    """The share of images of known classes that may be called unknown, if it is one."""
+    if not 0 < false_alarms < 1:
+        raise InputError(f"The rate of false alarms is {false_alarms}: choose one between 0 and 1, such as 0.05.")
+    return false_alarms
 
 
 def measure_detection(known: tuple[Tensor, Tensor], unknown: tuple[Tensor, Tensor], limit: float) -> Detection:

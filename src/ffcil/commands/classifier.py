@@ -2,10 +2,10 @@
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -89,7 +89,19 @@ def learn(
             step, seconds = next(steps), sum(note["seconds"].values())
             names = ", ".join([*step.names, *(f"{name} (again)" for name in step.again)])
             print(printable(f"{place}: learned {names} from {note['new_images']:,} images in {seconds:.1f} s"))
+            _report_repeated(note)
     print(f"{model} knows {len(classifier.class_names)} class(es) from {len(classifier.steps)} step(s)")
+
+
+def _report_repeated(note: Mapping[str, Any]) -> None:
+    """Say which of the new images were there before: copies do nothing, and an image in two classes is a mistake."""
+    if copies := note.get("copies"):
+        print(f"  copies of images with the same label, which count once: {copies:,}")
+    if doubled := note.get("in_two_classes", {}).get("images"):
+        such_as = " and ".join(map(repr, note["in_two_classes"]["such_as"]))
+        print(
+            printable(f"  images in two classes now: {doubled:,}, one of them in {such_as}; ffcil correct can mend it")
+        )
 
 
 def predict(

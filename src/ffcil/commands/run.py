@@ -33,9 +33,11 @@ def run(
 ) -> None:
     """Run one configuration. The same command resumes an interrupted run; a finished run is not repeated."""
     from ffcil.config.resolve import not_carried_over, parse_assignments, resolve
+    from ffcil.data.sources import find_source
 
     import_methods(imports)
     config = resolve(recipe, parse_assignments(assignments or []))
+    find_source(config.dataset)  # an unknown name is also an error of a dry run
     if unused := not_carried_over(recipe):
         print(f"ffcil: these fields of {recipe} are not used: {', '.join(unused)}.", file=sys.stderr)
     from rich.console import Console

@@ -74,7 +74,7 @@ class FreeFlowArrivals(DrawnArrivals):
     """Smallest number of new classes in a step."""
     largest: PositiveInt
     """Largest number of new classes in a step."""
-    alpha: float = 1.0
+    alpha: float = Field(1.0, gt=0, allow_inf_nan=False)
     """Intensity of the spectrum: near 0, steps are equal; for large values, all sizes are at one of the bounds."""
     order: Order = "jumbled"
     """Order of the step sizes: jumbled, ascending or descending."""
@@ -88,7 +88,7 @@ class GivenArrivals(Settings):
     """Step sizes given by the user."""
 
     kind: Literal["given"] = "given"
-    sizes: tuple[PositiveInt, ...]
+    sizes: tuple[PositiveInt, ...] = Field(min_length=1)
     """Number of new classes in each step, for example [1,4,2]."""
     order: Order | Literal["given"] = "given"
     """Order of the step sizes: given, jumbled, ascending or descending."""

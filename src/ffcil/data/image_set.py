@@ -16,11 +16,12 @@ from ffcil.atomic import write_whole
 from ffcil.data.placement import place
 from ffcil.data.ragged import Images, RaggedImages, join, select
 
+_SHOWN = 5  # number of classes that are named in a notebook
 _SAMPLED = 64  # number of images in a sample
 _HASHED = 100  # number of images that a thread moves to the host at a time
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ImageSet:
     """Images and labels of one split."""
 
@@ -43,6 +44,10 @@ class ImageSet:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __repr__(self) -> str:
+        some = ", ".join(self.class_names[:_SHOWN]) + (", ..." if self.classes > _SHOWN else "")
+        return f"ImageSet({len(self):,} images of {self.classes:,} classes: {some})"
 
     @property
     def classes(self) -> int:

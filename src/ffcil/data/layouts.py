@@ -47,6 +47,11 @@ def list_folder(root: Path | None, partial: bool = False) -> Listing:
     if (only := train or test) and not _is_class(only):
         if not partial:
             raise InputError(f"{root} has only one of train/ and test/ (or val/): give {FORM}.")
+        if beside := [name for name in _folders(root) if name != only.name and _has_images(root / name)]:
+            raise InputError(
+                f"{readable(root)} has class folders in {only.name}/, and {readable(beside[0])}/ with images beside "
+                f"it: give {readable(only)} if only its classes are meant, or move the others into it."
+            )
         samples, names, ignored = _samples(only)
         return listing_of(samples if train else [], samples if test else [], names, ignored)
     samples, names, ignored = _samples(root)
@@ -89,6 +94,10 @@ def _folders(root: Path) -> list[str]:
 def _is_class(folder: Path) -> bool:
     """Whether a folder with the name of a split is a class, such as trains: it has none, and there are others."""
     return not _folders(folder) and len(_folders(folder.parent)) > 1
+
+
+def _has_images(folder: Path) -> bool:
+    return any(path.suffix.lower() in image_suffixes() for path in _files_below(folder, set()))
 
 
 def _files_below(place: Path, seen: set[tuple[int, int]]) -> list[Path]:

@@ -214,7 +214,7 @@ def csv_files(folder: Path) -> list[Path]:
 def _header(file: Path) -> list[str]:
     """First line of a table."""
     with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
-        return next(csv.reader([lines.readline(_FIRST_LINE)], skipinitialspace=True), [])
+        return [name.strip() for name in next(csv.reader([lines.readline(_FIRST_LINE)]), [])]
 
 
 def list_csv(root: Path | None, partial: bool = False) -> Listing:
@@ -239,7 +239,8 @@ def _csv_rows(file: Path) -> list[dict[str, str]]:
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:
             reader = csv.DictReader(lines, skipinitialspace=True)
-            rows, columns = list(reader), list(reader.fieldnames or [])
+            reader.fieldnames = columns = [name.strip() for name in reader.fieldnames or []]
+            rows = list(reader)
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{file} is not a CSV file in UTF-8 ({error}): save it as one.") from error
     for needed in ("path", "label"):

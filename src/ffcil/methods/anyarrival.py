@@ -350,6 +350,9 @@ class AnyArrival(Pretrained):
     def known_features(self) -> tuple[Tensor, Tensor] | None:
         return (self.kept.features, self.kept.targets) if self.config.keep == "features" else None
 
+    def known_images(self) -> tuple[Tensor, Tensor] | None:
+        return (self.kept.digests, self.kept.targets) if self.config.keep == "features" else None
+
     # --- removing -------------------------------------------------------------------------------------------------
 
     def forget(self, classes: Sequence[int]) -> None:

@@ -211,6 +211,10 @@ class Learner(nn.Module, ABC):
         """Features [N, D] and classes [N] of the training images whose features are kept; None if none are."""
         return None
 
+    def known_images(self) -> tuple[Tensor, Tensor] | None:
+        """Digests [N] and classes [N] of the training images whose features are kept; None if none are."""
+        return None
+
     def _cannot(self, task: str) -> InputError:
         return InputError(f"{self.title} cannot {task}: use a classifier with method=anyarrival.")
 

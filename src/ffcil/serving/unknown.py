@@ -3,13 +3,12 @@
 import math
 
 from ffcil.classifier.classifier import Classifier
-from ffcil.errors import InputError
+from ffcil.classifier.unknown import check_rate
 
 
 def novelty_limit(classifier: Classifier, false_alarms: float) -> float | None:
     """The novelty above which an image is called unknown; None if the method cannot tell, or has too few images to."""
-    if not 0 < false_alarms < 1:
-        raise InputError(f"The rate of false alarms is {false_alarms}: choose one between 0 and 1, such as 0.05.")
+    check_rate(false_alarms)
     if not classifier.learner.tells_unknown:
         return None
     limit = classifier.learner.novelty_limit(false_alarms)
