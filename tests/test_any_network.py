@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -246,16 +247,53 @@ def test_runs_of_the_version_with_auto_keep_their_identity(recipe: str, fields: 
     assert complete(resolve(recipe, fields)).identity() == identity
 
 
-def test_weights_that_cannot_be_downloaded_are_one_sentence_with_three_ways_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(*_: Any, **__: Any) -> None:
+class AnyNameIsUnknown:
+    """A machine without internet: no name is known, and the hub's library must not be asked for weights."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+        self.built: list[bool] = []
+        """Whether each network of timm was to be pre-trained."""
+        monkeypatch.setattr("socket.getaddrinfo", self.look_up)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+        monkeypatch.setattr("timm.create_model", self.create)
+        for name in ("http_proxy", "https_proxy", "all_proxy"):
+            monkeypatch.delenv(name, raising=False)
+            monkeypatch.delenv(name.upper(), raising=False)
+
+    def look_up(self, *_: Any, **__: Any) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    def create(self, *_: Any, pretrained: bool, **__: Any) -> None:
+        self.built.append(pretrained)
         raise OSError("We couldn't connect to the hub.\nCheck your connection.")
 
-    monkeypatch.setattr("timm.create_model", offline)
+
+def test_weights_that_cannot_be_downloaded_are_one_sentence_with_three_ways_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    offline = AnyNameIsUnknown(monkeypatch, tmp_path)
     with pytest.raises(
-        InputError, match=r"couldn't connect to the hub\): connect .* weights=FILE.* own-images-offline"
+        InputError, match=r"service not known\): connect .* weights=FILE.* own-images-offline"
     ) as caught:
         build_network("vit_tiny_patch16_224", "hub")
     assert "\n" not in str(caught.value)
+    assert not offline.built  # its library would ask the hub for a minute
+    monkeypatch.setenv("https_proxy", "http://localhost:9")  # a proxy may know the name
+    with pytest.raises(InputError, match=r"couldn't connect to the hub\): connect .* weights=FILE"):
+        build_network("vit_tiny_patch16_224", "hub")
+    assert offline.built == [True]
+
+
+def test_downloaded_weights_need_no_internet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    name = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+    repository = tmp_path / f"models--timm--{name}"
+    for file, content in (("refs/main", "abc"), ("snapshots/abc/model.safetensors", "weights")):
+        (repository / file).parent.mkdir(parents=True)
+        (repository / file).write_text(content)
+    offline = AnyNameIsUnknown(monkeypatch, tmp_path)
+    with pytest.raises(InputError, match="couldn't connect"):
+        build_network(name, "hub")
+    assert offline.built == [True]  # the library finds them by itself
 
 
 def test_own_images_without_a_download(tmp_path: Path) -> None:

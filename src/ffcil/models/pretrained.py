@@ -4,6 +4,7 @@ Functions import timm when they need it: it takes longer than all else that a co
 """
 
 import logging
+import socket
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import numpy as np
 import torch
@@ -133,6 +136,8 @@ def _build_timm(name: str, hub: bool) -> Any:
 
     _check_name(name)
     try:
+        if hub:
+            _check_reachable(name)
         try:
             net = timm.create_model(name, pretrained=hub, num_classes=0, dynamic_img_size=True)
         except TypeError:  # this network has no position embeddings to resample
@@ -148,6 +153,21 @@ def _build_timm(name: str, hub: bool) -> Any:
     if not hasattr(net, "head_hidden_size"):
         raise InputError(f"Backbone {name!r} has no classifier to read the features of: choose another network.")
     return net
+
+
+def _check_reachable(name: str) -> None:
+    """Raise an OSError if the weights of a network have to be downloaded and the name of the hub is not known here. Its
+    library would ask again and again for a minute."""
+    import timm
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    published = timm.get_pretrained_cfg(name)
+    repository = published and published.hf_hub_id
+    if not repository or getproxies():  # a proxy knows names that this machine does not
+        return
+    files = (constants.SAFETENSORS_SINGLE_FILE, constants.PYTORCH_WEIGHTS_NAME)
+    if not any(isinstance(try_to_load_from_cache(repository, file), str) for file in files):
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, None)
 
 
 def _load_npz(net: "VisionTransformer", path: Path, name: str) -> None:
