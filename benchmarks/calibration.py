@@ -1,6 +1,8 @@
 """Calibration error and detection of unknown classes of AnyArrival on labelled images with a split.
 
 python benchmarks/calibration.py --data cars.parquet --weights FILE.safetensors --out results/calibration-cars.json
+python benchmarks/calibration.py --dataset cifar100 --data DIR --weights FILE.safetensors \\
+  --out results/calibration-cifar100.json
 
 First all classes are learned, and the expected calibration error is measured on the test images. Then, for each seed,
 half of the classes are learned; test images of the others are unknown. The novelty is compared with one minus the
@@ -20,19 +22,22 @@ from torch import Tensor
 from ffcil.calibration import auroc, expected_calibration_error
 from ffcil.classifier.classifier import Classifier
 from ffcil.config.resolve import resolve
-from ffcil.data.image_set import ImageSet
-from ffcil.data.sources import list_own
+from ffcil.config.settings import RunConfig
+from ffcil.data.sources import DataSet, form_of, list_own, load_dataset
 from ffcil.methods.anyarrival import AnyArrival
+from ffcil.methods.registry import build_learner
+from ffcil.runs.run import augmentation_of
 from result_file import write_result
 
 RATES = (0.01, 0.05, 0.1)
 """Rates of false alarms."""
 
 
-def learned(fields: dict[str, Any], train: ImageSet, classes: Tensor) -> AnyArrival:
+def learned(config: RunConfig, data: DataSet, classes: Tensor) -> AnyArrival:
     """AnyArrival after one step with these classes, in their order."""
-    classifier = Classifier(resolve("own-images", fields), "cpu")
-    classifier.learn(train.subset(torch.isin(train.labels, classes).nonzero().flatten()))
+    classifier = Classifier(config, "cpu")
+    classifier.learner = build_learner(config, augmentation_of(config, data.augmentation), classifier.engine)
+    classifier.learn(data.train.subset(torch.isin(data.train.labels, classes).nonzero().flatten()))
     assert isinstance(classifier.learner, AnyArrival)
     return classifier.learner
 
@@ -69,6 +74,8 @@ def detection(learner: AnyArrival, known: Tensor, unknown: Tensor) -> dict[str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--dataset", help="A name of `ffcil data list`, if the images are not your own.")
+    parser.add_argument("--precision", default="auto", help="float32 or bfloat16")
     parser.add_argument("--weights", required=True)
     parser.add_argument("--backbone", default="vit_tiny_patch16_224.augreg_in21k_ft_in1k")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
@@ -76,22 +83,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     fields = {"backbone": options.backbone, "weights": options.weights, "features": "stored"}
-    size = Classifier(resolve("own-images", fields), "cpu").size
-    train, test = list_own(options.data).load(size)
-    everything = torch.arange(train.classes)
-    learner = learned(fields, train, everything)
+    config = resolve("own-images", {**fields, "train": {"precision": options.precision}})
+    size = Classifier(config, "cpu").size
+    data = load_dataset(options.dataset or form_of(options.data), options.data, size)
+    test, classes = data.test, data.train.classes
+    learner = learned(config, data, torch.arange(classes))
     features = learner.applied(test, torch.arange(len(test)), learner.features)
     measured: dict[str, Any] = {"all_classes": calibration_error(learner, features, test.labels), "halves": []}
-    other = None
     if options.other:
         images, _ = list_own(options.other).undivided().load(size)
         other = learner.applied(images, torch.arange(len(images)), learner.features)
         measured["all_classes_against_something_else"] = detection(learner, features, other)
     print(measured, flush=True)
     for seed in options.seeds:
-        half = torch.randperm(train.classes, generator=torch.Generator().manual_seed(seed))[: train.classes // 2]
+        half = torch.randperm(classes, generator=torch.Generator().manual_seed(seed))[: classes // 2]
         here = torch.isin(test.labels, half)
-        row = {"seed": seed, **detection(learned(fields, train, half), features[here], features[~here])}
+        row = {"seed": seed, **detection(learned(config, data, half), features[here], features[~here])}
         measured["halves"].append(row)
         print(row, flush=True)
     write_result(options.out, "cpu", measured, recipe="glyphs")
