@@ -32,6 +32,15 @@ def test_a_line_for_every_step_with_its_speed_where_anything_was_trained(speed: 
     assert text.getvalue() == f"here: 3 steps\nstep 1/3: +2 = 2 classes, linear 51.2 % {shown_speed}\n"
 
 
+def test_one_class_is_a_class() -> None:
+    text = io.StringIO()
+    shown = ConsoleProgress(Console(file=text, width=80))
+    shown.started("here", steps=3, finished=0, epoch=0)
+    shown.step_done({**RECORD, "new_classes": 1, "seen_classes": 1})
+    shown.finished()
+    assert "step 1/3: +1 = 1 class, linear" in text.getvalue()
+
+
 def test_a_slow_epoch_is_reported_before_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long pass over images without training is reported, too; quick ones are not."""
     now = 100.0

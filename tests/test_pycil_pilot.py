@@ -49,10 +49,14 @@ PILOT = {
 }
 
 
-def read(tmp_path: Path, content: dict[str, Any], **changes: Any) -> RunConfig:
+def write(tmp_path: Path, content: dict[str, Any], **changes: Any) -> str:
     file = tmp_path / "exp.json"
     file.write_text(json.dumps({**content, **changes}, indent=4))
-    return complete(resolve(str(file)))
+    return str(file)
+
+
+def read(tmp_path: Path, content: dict[str, Any], **changes: Any) -> RunConfig:
+    return complete(resolve(write(tmp_path, content, **changes)))
 
 
 def sizes(config: RunConfig) -> tuple[int, ...]:
@@ -286,6 +290,29 @@ def test_overrides_of_method_framework_and_arrivals(tmp_path: Path) -> None:
         resolve(file, {"arrivals": 5})
 
 
+def test_another_method_or_network_may_replace_an_unsupported_one(tmp_path: Path) -> None:
+    """So a method of one's own runs on the stream of a file, and is compared with the method of the file."""
+    file = write(tmp_path, PYCIL, model_name="foster", beta1=0.96, init_cls=50, fixed_memory=True)
+    for method in ("icarl", "mine"):
+        config = resolve(file, {"method": method})
+        assert (config.method, config.backbone, sizes(config)) == (method, "resnet32", (50, 10, 10, 10, 10, 10))
+        assert (config.memory.per_class, config.class_seed) == (20, 1993)
+    assert not_carried_over(file, {"method": "icarl"}) == ["beta1 0.96"]
+    file = write(tmp_path, PYCIL, model_name="podnet", convnet_type="cosine_resnet32", memory_size=0)
+    config = resolve(file, {"method": "icarl", "backbone": "my-network"}, {"memory": {"budget": 70}})
+    assert (config.method, config.backbone, config.memory.budget) == ("icarl", "my-network", 70)
+    file = write(tmp_path, PILOT, model_name="slca", backbone_type="vit_base_patch16_224", epochs=20)
+    assert resolve(file, {"method": "ranpac"}).train == resolve("cifar100-vit", {"method": "ranpac"}).train
+    assert resolve(file, {"method": "mine"}).backbone == "vit_base_patch16_224.augreg_in21k_ft_in1k"
+    assert "epochs 20" in not_carried_over(file, {"method": "ranpac"})
+
+
+def test_hyper_parameters_of_a_replaced_method_are_named(tmp_path: Path) -> None:
+    file = write(tmp_path, PYCIL, model_name="memo", alpha_aux=0.5, epochs=17)
+    assert not_carried_over(file) == not_carried_over(file, {"method": "memo"}) == []
+    assert not_carried_over(file, {"method": "icarl"}) == ["alpha_aux 0.5", "epochs 17"]
+
+
 def test_overrides_replace_values_of_a_file(tmp_path: Path) -> None:
     read(tmp_path, PYCIL)
     config = resolve(str(tmp_path / "exp.json"), {"train": {"epochs_scale": 0.1}, "arrivals": {"sizes": [1, 4, 2]}})
@@ -295,22 +322,21 @@ def test_overrides_replace_values_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"model_name": "foster"}, "uses the method 'foster', which ffcil does not support: .* tagfex, tuna, wa"),
+        (
+            {"model_name": "foster"},
+            "the method 'foster', which ffcil does not support: .* tagfex, tuna, wa, or .* with method=NAME",
+        ),
         ({"dataset": "cifar10"}, "uses data set 'cifar10', which ffcil does not support: use one of cars, "),
         (
             {"convnet_type": "cosine_resnet32"},
-            "'icarl' with the network 'cosine_resnet32', which ffcil does not support",
+            "the network 'cosine_resnet32', which ffcil does not support: use resnet18 or .* with backbone=NAME",
         ),
+        ({"model_name": "simplecil"}, "wrong size for 'simplecil', which ffcil only has on pre-trained .* cifar224"),
         (
-            {"model_name": "simplecil"},
-            "'simplecil' with the network 'resnet32', which ffcil does not support: use a ViT",
+            {"model_name": "ranpac", "dataset": "cub", "convnet_type": "vit_large_patch16_224"},
+            "'vit_large_patch16_224', which ffcil does not support: use a ViT",
         ),
-        ({"model_name": "ranpac", "convnet_type": "vit_large_patch16_224"}, "'vit_large_patch16_224', which ffcil"),
-        (
-            {"model_name": "ranpac", "convnet_type": "pretrained_vit_b16_224"},
-            "images of the wrong size for its network",
-        ),
-        ({"dataset": "cifar224"}, "images of the wrong size for its network: use cifar100 or imagenet100"),
+        ({"dataset": "cifar224"}, "for 'icarl', which ffcil trains from scratch: use cifar100 or imagenet100, with"),
         ({"memory_size": 0}, "has memory_size 0, but 'icarl' needs exemplars"),
         ({"fixed_memory": True, "memory_per_class": None}, "has memory_per_class None"),
         ({"optimizer": "adam"}, "has optimizer 'adam', but ffcil only supports sgd"),

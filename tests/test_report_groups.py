@@ -118,6 +118,53 @@ def test_runs_on_other_images_are_separate_data_sets(tmp_path: Path) -> None:
     )
 
 
+def write_own(place: Path, seed: int, name: str, classes: list[str], sizes: tuple[int, ...] = (1, 4, 3)) -> None:
+    """A run of given sizes on the user's own folder `name`; such a schedule need not include all classes."""
+    given = {"kind": "given", "sizes": sizes}
+    folder = write_run(
+        place,
+        "FF.org",
+        seed,
+        random_hits("FF.org", seed),
+        classifiers=ONE,
+        dataset="folder",
+        sizes=sizes,
+        drawn=given,
+        arrivals=given,
+    )
+    counts = {"train_images": [9] * len(classes), "test_images": [3] * len(classes)}
+    (folder / "data.json").write_text(json.dumps({"classes": classes, "sample": name, **counts}))
+    (folder / "environment.json").write_text(json.dumps({"data": name}))
+
+
+def test_folders_of_different_classes_are_different_data(tmp_path: Path) -> None:
+    """Their runs have the data set `folder` in common, and perhaps no class with which images could be compared."""
+    write_own(tmp_path / "a", 0, "birds", ["robin", "wren"])
+    write_own(tmp_path / "b", 1, "ships", ["brig", "yawl"])
+    contents = Contents.from_runs(load_runs(tmp_path))
+    assert sorted(row.group.dataset for row in contents.rows) == ["birds", "ships"]
+    assert all(cell.runs == 1 for row in contents.rows for cell in row.cells.values())
+    assert not any("not the same images" in note for note in contents.notes)
+
+
+def test_a_folder_that_was_renamed_is_the_same_data(tmp_path: Path) -> None:
+    write_own(tmp_path / "a", 0, "birds", ["robin", "wren"])
+    write_own(tmp_path / "b", 1, "birds-v1", ["wren", "robin"])
+    (row,) = Contents.from_runs(load_runs(tmp_path)).rows
+    assert row.cells["FF.org"].runs == 2
+
+
+@pytest.mark.parametrize(
+    ("sizes", "setting"),
+    [((2, 2, 2), "Equ.T"), ((3, 3, 2), "Equ.T"), ((2, 3, 3), "FF.org"), ((4, 2, 2), "FF.org"), ((1, 1), "Equ.T")],
+)
+def test_given_sizes_of_equal_steps_are_equal_steps(tmp_path: Path, sizes: tuple[int, ...], setting: str) -> None:
+    """Configuration files of PyCIL and PILOT give sizes."""
+    write_own(tmp_path / "a", 0, "birds", ["robin"], sizes)
+    (row,) = Contents.from_runs(load_runs(tmp_path)).rows
+    assert list(row.cells) == [setting]
+
+
 @pytest.mark.parametrize(("dataset", "label"), [("parquet", "cars-train"), ("cifar100", "cifar100")])
 def test_user_data_is_named_after_its_file(tmp_path: Path, dataset: str, label: str) -> None:
     folder = write_run(tmp_path / "run", "FF.org", 0, random_hits("FF.org", 0), classifiers=ONE, dataset=dataset)

@@ -87,10 +87,20 @@ def test_interactive_figures_are_valid_plotly(study: Path) -> None:
     assert [sum(value is not None for value in row) for row in heat] == [1, 2, 3, 4]
     shown = [(trace["name"], tuple(trace["y"])) for trace in specs[3]["data"]]
     assert shown == [("equal", (2, 2, 2, 2)), ("free flow", FREE_FLOW[0])]
+    assert specs[3]["layout"]["yaxis"]["dtick"] == 1  # a tick at every number of classes, not at halves
     # Curves of different classifiers share one range.
     assert specs[0]["layout"]["yaxis"]["range"] == curves_spec(runs, "nearest-mean")["layout"]["yaxis"]["range"]
     dots = [trace for trace in specs[2]["data"] if trace["mode"] == "markers"]
     assert [len(trace["x"]) for trace in dots] == [3 * 8, 3 * 8, 2 * 8]  # every class of every run
+
+
+def test_a_run_without_test_images_has_no_results_on_the_page(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", "FF.org", 0, lambda *_: 0)
+    for path in (tmp_path / "run" / "counts").glob("*.npz"):
+        np.savez(path, **{name: np.zeros_like(table) for name, table in np.load(path).items()})
+    text = write_page(load_runs(tmp_path), tmp_path / "report.html").read_text()
+    assert "nan" not in Page(text).words
+    assert 'data-value="nan"' not in text
 
 
 class Page(HTMLParser):

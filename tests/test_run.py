@@ -329,6 +329,8 @@ def test_a_run_does_not_mix_its_files_with_others(tmp_path: Path, colours: Path)
 def test_another_configuration_in_the_same_folder(whole: Path) -> None:
     with pytest.raises(InputError, match=r"another configuration \(it differs in framework, train_seed\)"):
         Run(config(framework="paper", train_seed=4), whole, device="cpu", threads=1).execute()
+    with pytest.raises(InputError, match=r"\(it differs in train\.later\.epochs\)"):
+        Run(config(train={"later": {"epochs": 99}}), whole, device="cpu", threads=1).execute()
 
 
 def test_a_run_of_a_version_without_a_field_is_resumed(tmp_path: Path, colours: Path) -> None:

@@ -289,6 +289,15 @@ GROUP = {"recipes": ["glyphs"], "methods": ["icarl"], "settings": {"A": {}}}
         ({"groups": [{**GROUP, "vary": {"train.batch": []}}]}, "groups.0.vary.train.batch: Input should not be empty"),
         ({"groups": [{**GROUP, "settings": {"A": None}}]}, "groups.0.settings.A: Input should be a mapping of fields"),
         ({"seeds": [-1]}, "Bad value for seeds.0"),
+        ({"groups": 5}, "Bad value for groups: Input should be a list in brackets"),
+        ({"groups": [{"recipes": ["glyphs"], "methods": ["icarl"]}]}, r"groups\.0\.settings is missing: add it\."),
+        ({"groups": [{**GROUP, "vary": {"method": ["icarl", "wa"]}}]}, "names its methods in `methods`: drop"),
+        ({"groups": [{**GROUP, "settings": {"A": {"method": "wa"}}}]}, "names its methods in `methods`: drop"),
+        ({"set": {"method": "wa"}}, "Bad value for set: groups name their methods in `methods`"),
+        (
+            {"groups": [{**GROUP, "settings": {"A": {"memory": {"budget": 9}}}, "vary": {"memory.budget": [5, 7]}}]},
+            "the setting 'A' sets memory.budget, and `vary` varies memory.budget: drop one",
+        ),
     ],
 )
 def test_a_study_with_a_mistake(tmp_path: Path, content: dict[str, Any], message: str) -> None:

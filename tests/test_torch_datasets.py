@@ -36,18 +36,50 @@ def test_any_torch_data_set(tmp_path: Path) -> None:
     assert summary["dataset"] == "mine"
 
 
+def test_items_may_have_further_values() -> None:
+    """Avalanche gives a task label, too, Mammoth the image before augmentation. Labels of MedMNIST are arrays."""
+    images = torch.randint(0, 256, (6, 3, 16, 16), dtype=torch.uint8)
+    items = [(image, np.array([row % 2]), 0) for row, image in enumerate(images)]
+    made = image_set_of(items, 16)  # type: ignore[arg-type]
+    assert torch.equal(made.images, images)
+    assert made.labels.tolist() == [0, 1, 0, 1, 0, 1]
+
+
+class Named(list[tuple[torch.Tensor, int]]):
+    """Items with the names of their classes."""
+
+    def __init__(self, classes: list[str]) -> None:
+        super().__init__((torch.zeros(3, 16, 16), label) for label in range(len(classes)))
+        self.classes = classes
+
+
+def test_a_class_has_the_same_number_in_both_parts() -> None:
+    """The numbers of an `ImageFolder` whose test folder lacks a class are those of other classes in training."""
+    with pytest.raises(InputError, match="Class 1 is 'b' in the training set and 'c' in the test set: number the"):
+        ffcil.dataset_of(Named(["a", "b", "c"]), Named(["a", "c"]))  # type: ignore[arg-type]
+    lacking = ffcil.dataset_of(Named(["a", "b", "c"]), Named(["a", "b"]))  # type: ignore[arg-type]
+    assert lacking.test.class_names == ("a", "b", "c")
+    unnamed = ffcil.dataset_of(Named(["a", "b"]), [(torch.zeros(3, 16, 16), 1)])  # type: ignore[arg-type]
+    assert unnamed.test.class_names == ("a", "b")
+
+
 @pytest.mark.parametrize(
     ("image", "label", "message"),
     [
+        (torch.zeros(3, 8, 8), "cat", "Item 0 of the data set has the label 'cat': give whole numbers from 0, and the"),
+        (torch.zeros(3, 8, 8), 0.5, "has the label 0.5: give whole numbers"),
+        (torch.zeros(3, 8, 8), torch.eye(2)[0], r"has the label tensor\(\[1., 0.\]\): give whole numbers"),
         ("text", 0, "Item 0 of the data set has an image of type str"),
         (torch.zeros(4, 8, 8), 0, r"is a tensor \[4, 8, 8\]: give \[1 or 3"),
         (torch.full((3, 8, 8), -1.0), 0, r"not in \[0, 1\]: give uint8"),
         (torch.zeros(3, 8, 8), -1, "An image has label -1, but there are 1 classes"),
     ],
 )
-def test_invalid_torch_data_sets_are_an_error(image: object, label: int, message: str) -> None:
+def test_invalid_torch_data_sets_are_an_error(image: object, label: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         image_set_of([(image, label)], 8, ["a"])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="Item 0 of the data set is of type dict: give pairs of an image and a label"):
+        image_set_of([{"image": image, "label": label}], 8)  # type: ignore[arg-type]
 
 
 def test_images_of_a_torch_data_set_equal_those_of_files(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ training loop of ffcil. In your own loop, after each step:
             optimiser.step()
     statistics.remember(features, targets)
 
-with `alignment = HeadAgnosticAlignment(D)` and `statistics = ClassStatistics(D)`, both made once, and `classify`, which
-computes the scores of all classes from aligned features. Predict with `classify(alignment(features))`.
+with `alignment = HeadAgnosticAlignment(D)` and `statistics = ClassStatistics(D)`, both made once; `old_classes` and
+`classes_seen`, the numbers of classes before and after the step; and `classify`, which computes the scores of all
+classes from aligned features. Predict with `classify(alignment(features))`.
 """
 
 from collections.abc import Callable

@@ -36,9 +36,10 @@ def run(
     from ffcil.data.sources import find_source
 
     import_methods(imports)
-    config = resolve(recipe, parse_assignments(assignments or []))
+    overrides = parse_assignments(assignments or [])
+    config = resolve(recipe, overrides)
     find_source(config.dataset)  # an unknown name is also an error of a dry run
-    if unused := not_carried_over(recipe):
+    if unused := not_carried_over(recipe, overrides):
         print(f"ffcil: these fields of {recipe} are not used: {', '.join(unused)}.", file=sys.stderr)
     from rich.console import Console
 

@@ -53,6 +53,8 @@ def _sentence(error: ValidationError, place: str) -> str:
     if parts[:1] == ["arrivals"]:
         del parts[1:2]  # pydantic inserts the kind of arrivals here
     name = ".".join(filter(None, (place, *map(str, parts))))
+    if first["type"] == "missing":
+        return f"{name} is missing: add it."
     message = _PLAIN.get(first["type"], first["msg"]).removeprefix("Value error, ").removesuffix(".")
     given = "" if isinstance(first["input"], Mapping | BaseModel) else f", not {first['input']!r}"
     return f"Bad value for {name or 'the configuration'}: {message}{given}."

@@ -125,29 +125,30 @@ def translate(
 ) -> tuple[str, dict[str, Any]]:
     """The recipe of the same data set, and the fields in which the file differs; `what` names the file in errors.
 
-    If `overrides`, which are applied later, change the kind of arrivals, the method or the framework, the fields that
-    follow from the file's own choice are omitted.
+    If `overrides`, which are applied later, change the kind of arrivals, the method, the network, the memory or the
+    framework, the fields that follow from the file's own choice are omitted, and the file's own need not be supported.
     """
     name = str(content.get("dataset", "")).lower()
     if name not in _DATASETS:
         known = ", ".join(sorted(_DATASETS))
         raise InputError(f"{what} uses data set {name!r}, which ffcil does not support: use one of {known}.")
-    setting, method = _DATASETS[name], _method(content, what)
-    backbone = _network(content, setting, method, what)
-    seed = _seeds(content, what)[0]
+    setting, method = _DATASETS[name], _method(content, what, overrides)
+    pretrained, seed = _is_pretrained(setting, method, what), _seeds(content, what)[0]
     fields: dict[str, Any] = {
         "method": method,
         "arrivals": _arrivals(_sizes(content, setting.classes, what), overrides),
         "class_seed": seed if content.get("shuffle", True) else None,
         "train_seed": seed,
-        "backbone": backbone,
-        **_memory(content, method, what),
     }
+    if _last(overrides, "backbone") is None:
+        fields["backbone"] = _network(content, setting, pretrained, what)
+    if not pretrained and _last(overrides, "memory") is None:
+        fields.update(_memory(content, method, what))
     if setting.dataset:
         fields["dataset"] = setting.dataset
     train: dict[str, Any] = {}
-    if all(over.get("method", method) == method for over in overrides):
-        if method == "icarl" and _framework(overrides) == "none":
+    if _is_own(content, method):
+        if method == "icarl" and _last(overrides, "framework") in (None, "none"):
             fields["alignment"] = "none"  # PyCIL evaluates the nearest mean and does not align the head
         if options := _method_options(content, method):
             fields["options"] = options
@@ -159,8 +160,15 @@ def translate(
     return setting.recipe, fields
 
 
-def _framework(overrides: Sequence[Mapping[str, Any]]) -> Any:
-    return next((over["framework"] for over in reversed(overrides) if "framework" in over), "none")
+def _last(overrides: Sequence[Mapping[str, Any]], field: str) -> Any:
+    """The value that the last of `overrides` with this field gives it; None if there is no such override."""
+    return next((over[field] for over in reversed(overrides) if field in over), None)
+
+
+def _is_own(content: Mapping[str, Any], method: str) -> bool:
+    """Whether the method is that of the file, so that the file's hyper-parameters apply."""
+    name = str(content["model_name"]).lower()
+    return _PRETRAINED.get(name, name) == method
 
 
 def _arrivals(sizes: list[int], overrides: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -182,12 +190,13 @@ def _method_options(content: Mapping[str, Any], method: str) -> dict[str, Any]:
     return options
 
 
-def left_out(content: Mapping[str, Any], what: str) -> list[str]:
+def left_out(content: Mapping[str, Any], what: str, overrides: Sequence[Mapping[str, Any]] = ()) -> list[str]:
     """Settings of a file that are not translated, with their values."""
-    method = _method(content, what)
+    method = _method(content, what, overrides)
     pretrained, seeds = method in _PRETRAINED.values(), _seeds(content, what)
-    phases = _phases(method).values()
-    known = {*_STREAM, *_IRRELEVANT, *_OPTIONS.get(method, {}), *(key for phase in phases for key in phase)}
+    known = {*_STREAM, *_IRRELEVANT}
+    if _is_own(content, method):
+        known |= {*_OPTIONS.get(method, {}), *(key for phase in _phases(method).values() for key in phase)}
     here = {**_SAME_AS_FFCIL, "scheduler": "cosine" if pretrained else "steplr"}
     if pretrained:  # not used by a cosine schedule
         known |= {"init_milestones", "init_lr_decay"}
@@ -202,24 +211,38 @@ def left_out(content: Mapping[str, Any], what: str) -> list[str]:
     return further + [f"{key} {value}" for key, value in ignored.items()]
 
 
-def _method(content: Mapping[str, Any], what: str) -> str:
+def _method(content: Mapping[str, Any], what: str, overrides: Sequence[Mapping[str, Any]]) -> str:
+    """Name of the method in ffcil. That of an override may be the user's own."""
+    if (chosen := _last(overrides, "method")) is not None:
+        return str(chosen)
     name = str(content["model_name"]).lower()
     if name not in (*_CONVENTIONAL, *_PRETRAINED):
         known = ", ".join(sorted([*_CONVENTIONAL, *_PRETRAINED]))
-        raise InputError(f"{what} uses the method {name!r}, which ffcil does not support: use one of {known}.")
+        remedy = f"use one of {known}, or run another method on its stream with method=NAME"
+        raise InputError(f"{what} uses the method {name!r}, which ffcil does not support: {remedy}.")
     return _PRETRAINED.get(name, name)
 
 
-def _network(content: Mapping[str, Any], setting: _Setting, method: str, what: str) -> str:
+def _is_pretrained(setting: _Setting, method: str, what: str) -> bool:
+    """Whether the method runs on a pre-trained network. A user's own method is of the kind that the images are for."""
+    large = setting.recipe in _VIT_RECIPES
+    if method in _PRETRAINED.values() and not large:
+        cause, remedy = "which ffcil only has on pre-trained networks", "cifar224, with a ViT-B/16 (PILOT's names)"
+    elif method in _CONVENTIONAL and large:
+        cause, remedy = "which ffcil trains from scratch", "cifar100 or imagenet100, with resnet18 or resnet32"
+    else:
+        return large
+    raise InputError(f"{what} has images of the wrong size for {method!r}, {cause}: use {remedy}.")
+
+
+def _network(content: Mapping[str, Any], setting: _Setting, pretrained: bool, what: str) -> str:
     """Name of the backbone in ffcil."""
     name = str(content.get("convnet_type") or content.get("backbone_type") or "").lower()
-    pretrained, vit = method in _PRETRAINED.values(), _VIT_NAME.fullmatch(name)
+    vit = _VIT_NAME.fullmatch(name)
     if not (vit if pretrained else name in _BACKBONES):
-        kind = "a ViT-B/16 (PILOT's names)" if pretrained else ", ".join(sorted(_BACKBONES))
-        raise InputError(f"{what} uses {method!r} with the network {name!r}, which ffcil does not support: use {kind}.")
-    if pretrained != (setting.recipe in _VIT_RECIPES):
-        other = "cifar224" if pretrained else "cifar100 or imagenet100"
-        raise InputError(f"{what} uses {method!r} with images of the wrong size for its network: use {other}.")
+        kind = "a ViT-B/16 (PILOT's names)" if pretrained else "resnet18 or resnet32"
+        remedy = f"use {kind}, or run it on another one with backbone=NAME"
+        raise InputError(f"{what} uses the network {name!r}, which ffcil does not support: {remedy}.")
     if vit:
         return _VITS[vit[1] or ""]
     large = setting.recipe == "imagenet100" and _BACKBONES[name] == "resnet18"
@@ -227,12 +250,10 @@ def _network(content: Mapping[str, Any], setting: _Setting, method: str, what: s
 
 
 def _memory(content: Mapping[str, Any], method: str, what: str) -> dict[str, Any]:
-    if method in _PRETRAINED.values():
-        return {}
     field, key = ("per_class", "memory_per_class") if content.get("fixed_memory") else ("budget", "memory_size")
     count = content.get(key)
     if not isinstance(count, int) or count < 1:
-        if method in _WITHOUT_MEMORY:
+        if method in _WITHOUT_MEMORY or method not in _CONVENTIONAL:  # whether a user's own has one is not known here
             return {}
         raise InputError(f"{what} has {key} {count!r}, but {method!r} needs exemplars: give a whole number.")
     return {"memory": {field: count}}

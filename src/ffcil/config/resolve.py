@@ -63,10 +63,10 @@ def _copied(value: Any) -> Any:
 _parsed = lru_cache(maxsize=64)(read_yaml)  # A study reads a recipe for each of its runs.
 
 
-def not_carried_over(recipe: str) -> list[str]:
+def not_carried_over(recipe: str, *overrides: Mapping[str, Any]) -> list[str]:
     """Settings of a PyCIL or PILOT file that its translation does not contain."""
     content = load_recipe(recipe)
-    return left_out(content, f"The file {recipe}") if is_foreign(content) else []
+    return left_out(content, f"The file {recipe}", overrides) if is_foreign(content) else []
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:

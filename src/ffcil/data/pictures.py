@@ -1,6 +1,7 @@
 """Images that users give as files, PIL images, tensors or data sets of torch."""
 
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -71,23 +72,35 @@ def image_set_of(
     """Read all items of a data set into memory, for a network of input size `image_size`.
 
     Args:
-        dataset: Has a length; an item is (image, label). An image is a PIL image, or a tensor [1 or 3, H, W] of
-            uint8 or of floats in [0, 1]; a label is an integer from 0. Do not use random transforms or normalisation:
-            they are applied later, on the device.
+        dataset: Has a length; an item is (image, label), and further values, such as Avalanche's task label, are
+            ignored. An image is a PIL image, or a tensor [1 or 3, H, W] of uint8 or of floats in [0, 1]; a label is an
+            integer from 0. Do not use random transforms or normalisation: they are applied later, on the device.
         image_size: Input size of the network in pixels.
         class_names: By default the `classes` of the data set or of its underlying data set, or else the numbers.
     """
     frames: list[Tensor] = []
     labels: list[int] = []
     for row in range(len(dataset)):  # type: ignore[arg-type]
-        image, label = dataset[row]
-        frames.append(frame_of(image, image_size, f"Item {row} of the data set"))
-        labels.append(int(label))
+        what = f"Item {row} of the data set"
+        image, label = _image_and_label(dataset[row], what)
+        frames.append(frame_of(image, image_size, what))
+        labels.append(label)
     names = class_names or _classes_of(dataset) or range(1 + max(labels, default=-1))
     if labels and not 0 <= min(labels) <= max(labels) < len(names):
         wrong = min(labels) if min(labels) < 0 else max(labels)
         raise InputError(f"An image has label {wrong}, but there are {len(names)} classes: number the classes from 0.")
     return ImageSet(store_frames(frames, image_size), torch.tensor(labels, dtype=torch.int64), tuple(map(str, names)))
+
+
+def _image_and_label(item: Any, what: str) -> tuple[Any, int]:
+    if not isinstance(item, tuple | list) or len(item) < 2:
+        raise InputError(f"{what} is of type {type(item).__name__}: give pairs of an image and a label.")
+    image, label = item[:2]
+    try:  # the label may be a tensor or an array of one element
+        return image, operator.index(label.item() if hasattr(label, "item") else label)
+    except (TypeError, ValueError, RuntimeError):
+        remedy = "give whole numbers from 0, and the names of the classes as class_names"
+        raise InputError(f"{what} has the label {label!r}: {remedy}.") from None
 
 
 def _classes_of(dataset: Any) -> Sequence[str] | None:

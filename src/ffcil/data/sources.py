@@ -149,7 +149,16 @@ def dataset_of(
     size = image_size or DEFAULT_SIZE
     training, testing = (image_set_of(split, size, class_names) for split in (train, test))
     names = max(training.class_names, testing.class_names, key=len)  # the test set may lack the last classes
+    if all(_are_named(split) for split in (training, testing)):
+        for label, pair in enumerate(zip(training.class_names, testing.class_names, strict=False)):
+            if len(set(pair)) > 1:
+                which = "is {!r} in the training set and {!r} in the test set".format(*pair)
+                raise InputError(f"Class {label} {which}: number the classes of both alike, and give class_names.")
     return DataSet(replace(training, class_names=names), replace(testing, class_names=names), own_augmentation(size))
+
+
+def _are_named(images: ImageSet) -> bool:
+    return images.class_names != tuple(map(str, range(len(images.class_names))))
 
 
 def enlarged(augmentation: Augmentation, size: int) -> Augmentation:

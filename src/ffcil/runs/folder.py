@@ -70,12 +70,21 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def differing_fields(before: Fields, config: RunConfig, complete: Callable[[RunConfig], RunConfig]) -> list[str]:
-    """Names of the fields in which a stored configuration differs from `config`.
+    """Dotted names of the fields in which a stored configuration differs from `config`.
 
     `complete` fills in the defaults of fields that the stored configuration, of an earlier version, does not have.
     """
     stored_content, content = complete(validate(RunConfig, before)).content(), config.content()
-    return sorted(key for key in stored_content.keys() | content if stored_content.get(key) != content.get(key))
+    return sorted(_differing(stored_content, content))
+
+
+def _differing(before: Fields, now: Fields) -> Iterator[str]:
+    for name in before.keys() | now:
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from (f"{name}.{field}" for field in _differing(old, new))
+        elif old != new:
+            yield name
 
 
 class RunFolder:

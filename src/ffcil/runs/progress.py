@@ -84,6 +84,10 @@ class ProgressFile(Listener):
         self.file.unlink(missing_ok=True)
 
 
+def format_classes(number: int) -> str:
+    return "1 class" if number == 1 else f"{number} classes"
+
+
 def format_accuracies(record: Mapping[str, Any]) -> str:
     """`linear 61.2 %, nearest-mean 63.0 %`"""
     return ", ".join(f"{name} {value:.1f} %" for name, value in record["accuracy"].items() if value is not None)
@@ -136,7 +140,7 @@ class ConsoleProgress(Listener):
         self.step, self.epochs, self.note = step, epochs, ""
         if self.task is not None:
             self.bars.remove_task(self.task)
-        text = f"step {self._numbered(step)} (+{new} = {seen} classes)"
+        text = f"step {self._numbered(step)} (+{new} = {format_classes(seen)})"
         self.task = self.bars.add_task(text, total=epochs, note="")
 
     def epoch_done(self, progress: FitProgress) -> None:
@@ -151,7 +155,7 @@ class ConsoleProgress(Listener):
     def step_done(self, record: Mapping[str, Any]) -> None:
         speed = format_speed(sum(record["seconds"].values()), record["images_per_second"])
         self._print(
-            f"step {record['step']}/{self.steps}: +{record['new_classes']} = {record['seen_classes']} classes, "
+            f"step {record['step']}/{self.steps}: +{record['new_classes']} = {format_classes(record['seen_classes'])}, "
             f"{format_accuracies(record)} ({speed})"
         )
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from ffcil.atomic import write_whole
 from ffcil.config.base import Settings, validate
@@ -56,6 +56,17 @@ class Group(Settings):
     vary: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(default_factory=dict)
     """Values of varied fields, by dotted name."""
 
+    @model_validator(mode="after")
+    def _each_field_has_one_place(self) -> Self:
+        """A varied value would replace that of a setting, whose name would then be wrong; `methods` replaces both."""
+        for setting, fields in self.settings.items():
+            for name in _dotted_names(fields):
+                if varied := next((field for field in self.vary if f"{name}.".startswith(f"{field}.")), None):
+                    raise ValueError(f"the setting {setting!r} sets {name}, and `vary` varies {varied}: drop one")
+        if any("method" in fields for fields in (self.vary, *self.settings.values())):
+            raise ValueError("a group names its methods in `methods`: drop the field `method`")
+        return self
+
 
 class Study(Settings):
     """A grid of runs.
@@ -77,6 +88,13 @@ class Study(Settings):
     imports: tuple[str, ...] = ()
     """Python files that register methods."""
 
+    @field_validator("set")
+    @classmethod
+    def _methods_are_in_groups(cls, fields: Fields) -> Fields:
+        if "method" in fields:
+            raise ValueError("groups name their methods in `methods`: drop the field `method`")
+        return fields
+
 
 def study_names() -> list[str]:
     return sorted(file.name.removesuffix(".yaml") for file in STUDIES.iterdir() if file.name.endswith(".yaml"))
@@ -97,7 +115,8 @@ def load_study(name: str) -> Study:
     content = read_yaml(f"Study {name!r}", text)
     content.pop("shared", None)  # Holds YAML anchors.
     check_names(content, Study)
-    for group in content.get("groups") or []:
+    groups = content.get("groups")
+    for group in groups if isinstance(groups, list) else ():
         if isinstance(group, Mapping):
             check_names(group, Group, "groups.")
     return _absolute(validate(Study, content))

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ffcil.errors import printable
 from ffcil.runs.folder import is_busy
-from ffcil.runs.progress import format_accuracies
+from ffcil.runs.progress import format_accuracies, format_classes
 from ffcil.runs.state import RunState, read_state
 from ffcil.studies.estimate import in_words
 from ffcil.studies.executors.job import Job
@@ -72,7 +72,7 @@ class StudyProgress(ExitStack):
 
     def _print_new_steps(self, label: str, before: RunState, now: RunState) -> None:
         for record in now.records[len(before.records) :]:
-            position = f"step {record['step']}/{len(now.sizes)}, {record['seen_classes']} classes"
+            position = f"step {record['step']}/{len(now.sizes)}, {format_classes(record['seen_classes'])}"
             self.message(f"{label}: {position}, {format_accuracies(record)}")
 
     def _table(self) -> Table:

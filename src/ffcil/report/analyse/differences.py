@@ -11,7 +11,7 @@ import numpy as np
 from ffcil.errors import InputError
 from ffcil.metrics import CountTable, curve
 from ffcil.report.analyse.groups import condition_label, conditions, differing_fields, flatten, titles
-from ffcil.report.analyse.image_sets import ImageSets, image_sets
+from ffcil.report.analyse.image_sets import ImageSets, data_labels, image_sets
 from ffcil.report.analyse.statistics import Change
 from ffcil.report.analyse.tables import METRICS, Metric
 from ffcil.report.read.records import RunRecord
@@ -176,13 +176,10 @@ def _kind(run: RunRecord) -> tuple[Any, ...]:
 
 
 def _named(parts: Sequence[tuple[Pair, ...]], images: ImageSets) -> tuple[Differences, ...]:
-    title = titles(run for part in parts for pair in part for run in pair)
-
-    def data(run: RunRecord) -> str:
-        return f"{run.data_name} (images {images[run]})" if images[run] else run.data_name
+    title, data = titles(run for part in parts for pair in part for run in pair), data_labels(images)
 
     def name(part: tuple[Pair, ...]) -> str:
-        a, b = (f"{title[run.method]} on {data(run)}, {run.setting}" for run in part[0])
+        a, b = (f"{title[run.method]} on {data[run]}, {run.setting}" for run in part[0])
         return a if a == b else f"{a} → {b}"
 
     same_name: dict[str, list[RunRecord]] = {}

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ffcil.report.analyse.image_sets import image_sets
+from ffcil.report.analyse.image_sets import data_labels, image_sets
 from ffcil.report.read.records import RunRecord, Seeds
 
 PARTS = {"framework", "reduction", "alignment", "ha.use", "ha.identity"}
@@ -36,16 +36,10 @@ class Group:
     """Sentences on runs that are excluded because they repeat others."""
     title: str
     """Title of the method, with its short name if another method has the same title."""
-    images: int
-    """Number of the image set, as in `image_sets`."""
+    dataset: str
+    """Name of the data set, as in `data_labels`."""
     is_main: bool = True
     """Whether the group is the main point of its sweep. The main point is the one with the most runs."""
-
-    @property
-    def dataset(self) -> str:
-        """Name of the data set: `glyphs`, or `my-birds (images 2)` if runs on that data set had different images."""
-        name = self.runs[0].data_name
-        return f"{name} (images {self.images})" if self.images else name
 
     @property
     def classes(self) -> int:
@@ -81,7 +75,7 @@ class Group:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences on runs that are excluded or have other images."""
-        if not self.images:
+        if self.dataset == self.runs[0].data_name:
             return self.repeats
         names = ", ".join(run.folder.name for run in self.runs)
         other = f"{self.dataset}: not the same images as in the other runs on data of that name; here {names}."
@@ -128,6 +122,7 @@ def group_runs(runs: Iterable[RunRecord]) -> list[Group]:
     """Groups of comparable finished runs, in display order."""
     runs = [run for run in runs if run.finished]
     images, names = image_sets(runs), titles(runs)
+    labels = data_labels(images)
     families: dict[Family, list[RunRecord]] = {}
     for run in runs:
         families.setdefault((run.dataset, images[run], sum(run.sizes), len(run.sizes), run.method), []).append(run)
@@ -139,8 +134,8 @@ def group_runs(runs: Iterable[RunRecord]) -> list[Group]:
 
     groups = []
     for key in sorted(families, key=rank):
-        _, number, _, _, method = key
-        groups += _split(families[key], names[method], number)
+        family = families[key]
+        groups += _split(family, names[family[0].method], labels[family[0]])
     return groups
 
 
@@ -194,7 +189,7 @@ def conditions(run: RunRecord) -> dict[str, Any]:
     return fields | {f"flow.{name}": value for name, value in flow.items() if not isinstance(value, bool)}
 
 
-def _split(family: list[RunRecord], title: str, images: int) -> list[Group]:
+def _split(family: list[RunRecord], title: str, dataset: str) -> list[Group]:
     with_fields = [(run, conditions(run)) for run in family]
     names = dict.fromkeys(name for _, fields in with_fields for name in fields)
     values = {name: {json.dumps(fields[name]) for _, fields in with_fields if name in fields} for name in names}
@@ -208,7 +203,7 @@ def _split(family: list[RunRecord], title: str, images: int) -> list[Group]:
     groups = []
     for key in keys:
         selected, repeats = _without_repeats([(run, fields) for run, fields in keyed if _within(fields, key)])
-        groups.append(Group(selected, key, repeats, title, images))
+        groups.append(Group(selected, key, repeats, title, dataset))
     return [replace(group, is_main=group is _main(group, groups)) for group in groups]
 
 

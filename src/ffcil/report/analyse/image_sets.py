@@ -25,11 +25,26 @@ def image_sets(runs: Iterable[RunRecord]) -> ImageSets:
     return {run: number if len(sets[run.dataset]) > 1 else 0 for run, number in found.items()}
 
 
+def data_labels(images: ImageSets) -> dict[RunRecord, str]:
+    """Name of the data of each run: `glyphs`, or `my-birds (images 2)` if runs on data of that name had others."""
+    sets: dict[str, list[tuple[str, int]]] = {}
+    for run, number in images.items():
+        known = sets.setdefault(run.data_name, [])
+        if (run.dataset, number) not in known:
+            known.append((run.dataset, number))
+    return {run: _label(run.data_name, sets[run.data_name], (run.dataset, number)) for run, number in images.items()}
+
+
+def _label(name: str, sets: list[tuple[str, int]], own: tuple[str, int]) -> str:
+    return f"{name} (images {sorted(sets).index(own) + 1})" if len(sets) > 1 else name
+
+
 def may_share_images(run: RunRecord, other: RunRecord) -> bool:
     """Whether the recorded image data of two runs are compatible.
 
     Seeds change the order of the classes, and also their choice if not all classes arrive. Then only the classes that
-    both runs have can be compared. The sample of pixels can only be compared if the class order is the same.
+    both runs have can be compared. The sample of pixels can only be compared if the class order is the same. Files or
+    folders of different names have the same images only if all of their classes are the same.
     """
     own, others = run.data, other.data
     if not own or not others:
@@ -38,7 +53,8 @@ def may_share_images(run: RunRecord, other: RunRecord) -> bool:
     if same_order and own.get("sample") != others.get("sample"):
         return False
     counts, other_counts = _counts(own), _counts(others)
-    if _all_arrive(run) and _all_arrive(other) and counts.keys() != other_counts.keys():
+    all_arrive = _all_arrive(run) and _all_arrive(other)
+    if (all_arrive or run.data_name != other.data_name) and counts.keys() != other_counts.keys():
         return False
     return all(counts[name] == other_counts[name] for name in counts.keys() & other_counts.keys())
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ffcil.metrics import last_accuracy
 from ffcil.report.analyse.groups import condition_label, conditions, titles
-from ffcil.report.analyse.image_sets import image_sets
+from ffcil.report.analyse.image_sets import data_labels, image_sets
 from ffcil.report.analyse.schedules import ScheduleNames, schedule_names
 from ffcil.report.analyse.statistics import Change
 from ffcil.report.read.records import RunRecord, classifiers_of
@@ -132,14 +132,14 @@ def sensitivities(runs: Iterable[RunRecord]) -> list[SensitivityTable]:
     """One table for each data set that has a method with at least `FEWEST` schedules of one class permutation."""
     runs = [run for run in runs if run.finished]
     images, names = image_sets(runs), titles(runs)
+    labels = data_labels(images)
     families: dict[tuple[str, int, int], list[RunRecord]] = {}
     for run in sorted(runs, key=lambda run: str(run.folder)):
         families.setdefault((run.dataset, images[run], sum(run.sizes)), []).append(run)
     tables = []
-    for (_, number, classes), family in sorted(families.items()):
-        name = family[0].data_name
+    for (_, _, classes), family in sorted(families.items()):
         if rows := _rows(family, names):
-            tables.append(SensitivityTable(f"{name} (images {number})" if number else name, classes, rows))
+            tables.append(SensitivityTable(labels[family[0]], classes, rows))
     return tables
 
 

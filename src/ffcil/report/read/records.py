@@ -94,7 +94,9 @@ class RunRecord(StoredRun):
     @property
     def schedule(self) -> str:
         """`Equ`, `FF`, or the kind of schedule if the paper has no name for it."""
-        kind = str(self.arrivals["kind"])
+        kind, sizes = str(self.arrivals["kind"]), self.sizes
+        if kind == "given" and len(sizes) > 1 and sizes[0] - sizes[-1] <= 1 and sizes == tuple(sorted(sizes)[::-1]):
+            return "Equ"  # sizes as of the kind `equal`: files of PyCIL and PILOT give them so
         return {"equal": "Equ", "free-flow": "FF", "trickle": "FF", "given": "FF", "trace": "FF"}.get(kind, kind)
 
     @property

@@ -1,5 +1,6 @@
 """The page's list of runs: their names, and what is needed to repeat each run."""
 
+import math
 import shlex
 from collections.abc import Sequence
 from itertools import pairwise
@@ -7,6 +8,7 @@ from typing import Any
 
 from ffcil.report.analyse.curves import MOST_CELLS, thinned
 from ffcil.report.analyse.groups import Group
+from ffcil.report.analyse.tables import METRICS, Metric
 from ffcil.report.read.records import RunRecord
 from ffcil.runs.published import SUFFIX
 
@@ -91,3 +93,9 @@ def cost_columns(run: RunRecord) -> str:
     lines += [[template.format(record[field]) for _, field, template in columns] for record in records]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines)
+
+
+def final_result(run: RunRecord, metric: Metric) -> float | None:
+    """Result of the scored classifier of a finished run; None if it is unfinished or has no test images."""
+    value = METRICS[metric](run.tables[run.scored]) if run.finished and run.scored in run.tables else None
+    return None if value is None or math.isnan(value) else value

@@ -81,7 +81,9 @@ def schedule_spec(schedules: dict[str, RunRecord]) -> Spec:
         bar |= _hover(f"<b>{escape(name)}</b>, {hover}", values)
         traces.append(bar | {"marker": {"color": schedule_colour(run)}})
     across = _axis("step", tickformat="d", showgrid=False) | _every_step(steps)
-    down = _axis("new classes", tickformat="d" if len(steps) <= MOST_CELLS else "", rangemode="tozero")
+    most = max(max(run.sizes) for run in schedules.values())
+    whole = {"tick0": 0, "dtick": -(-most // 6)} if len(steps) <= MOST_CELLS else {}  # bars of many steps are means
+    down = _axis("new classes", rangemode="tozero", **whole)
     return _figure(traces, 230, across, down, barmode="group", bargap=0.25)
 
 
