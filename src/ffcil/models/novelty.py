@@ -9,6 +9,7 @@ It has seen only unknown classes that are close to the known ones. Something els
 novelty is at least the number of standard deviations, beyond `FAR`, by which the nearest class is farther than usual.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -71,6 +72,14 @@ class Novelty:
 
     def state(self) -> dict[str, Any]:
         return dict(vars(self))
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any], device: torch.device) -> Self:
+        """The fit that returned this `state`, with its tensors on a device."""
+        values: dict[str, Any] = {
+            name: value.to(device) if isinstance(value, Tensor) else value for name, value in state.items()
+        }
+        return cls(**values)
 
 
 def _describe(distances: Tensor, background: Tensor, temperature: float) -> Tensor:
