@@ -28,7 +28,7 @@ class Parts:
     cwm: bool
     """Whether losses were reduced by the class-wise mean."""
     alignment: str
-    """`own` (that of the original method), `none`, `wa` or `diwa`."""
+    """`own` (that of the original method), `none`, `wa`, `diwa` or `shrunk`."""
     aligned: bool
     """Whether the head was aligned after training."""
     ha: bool
