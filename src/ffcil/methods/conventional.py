@@ -94,8 +94,8 @@ class Conventional(Learner):
     def prepare(self, increment: Increment, rows: Tensor) -> None:
         """Count the images of each class in the training set of a step, for the count-aware cross-entropy.
 
-        A method without exemplars has no images of old classes. Each old class then counts as many images as a new
-        class has on average, so that old and new classes keep their balance in the loss."""
+        A method without exemplars has no images of old classes. Each old class is then assumed to have as many images
+        as a new class has on average, so that the balance of old and new classes in the loss does not change."""
         labels = increment.train.labels
         counts = torch.bincount(labels[rows.to(labels.device)], minlength=increment.seen_now).to(self.engine.device)
         old, new = counts.float().split([increment.seen_before, len(increment.classes)])
