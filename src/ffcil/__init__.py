@@ -8,7 +8,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# The module of each public name. It is imported on first use, so that `import ffcil` does not import torch.
+# The module of each public name, which is imported on first use, so that `import ffcil` does not import torch.
 _HOME = {
     "Arrivals": "ffcil.arrivals",
     "equal_arrivals": "ffcil.arrivals",

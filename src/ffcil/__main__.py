@@ -1,4 +1,4 @@
-"""Entry point of `ffcil` and `python -m ffcil`: a missing package is named, with the command that installs it."""
+"""Entry point of `ffcil` and `python -m ffcil`. A missing package is reported with the command that installs it."""
 
 
 def main() -> None:

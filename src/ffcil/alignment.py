@@ -1,9 +1,9 @@
 """Weight alignment (WA) of a linear head after a step, Dynamic Intervention Weight Alignment (DIWA), and shrunk WA.
 
-All multiply the rows of the new classes by one factor that brings their mean norm closer to that of the old classes.
-Biases do not change. DIWA relies less on the ratio of the norms if a step has few new classes, because their mean norm
-is then a poor estimate (paper eq. (11)). It then moves the factor towards 1, which leaves the bias towards new classes;
-shrunk WA moves it towards the factors of earlier steps.
+All of them multiply the rows of the new classes by one factor, which brings their mean norm closer to that of the old
+classes. Biases do not change. If a step has few new classes, their mean norm is a poor estimate (paper eq. (11)). DIWA
+then moves the factor towards 1, which leaves the bias towards new classes. Shrunk WA moves it towards the factors of
+earlier steps.
 """
 
 import math
@@ -81,14 +81,14 @@ def shrunk_alignment(
 ) -> Alignment | None:
     """Scale the rows of the new classes in place by a mean of this step's ratio of norms and those of earlier steps.
 
-    It is the geometric mean, weighted by numbers of classes: a step of n new classes has the weight n, and all earlier
-    steps together have the weight `trust`. Without an earlier ratio it is WA.
+    It is the geometric mean: this step has its number of new classes as its weight, and all earlier steps together have
+    the weight `trust`. Without an earlier ratio, this is WA.
 
     Args:
         weight: Weight of a linear head, [classes, features], old classes first.
         old_classes: Number of classes of earlier steps.
         past: Number of new classes and `ratio` of every earlier alignment.
-        trust: Number of new classes at which this step and the earlier ones count alike.
+        trust: Number of new classes at which this step and all earlier ones have the same weight.
 
     Returns:
         Quantities of the alignment; None if there are no old or no new classes.

@@ -1,4 +1,4 @@
-"""Files that are complete or absent, whatever happens while they are written."""
+"""Writing of files that are complete or absent, whatever happens meanwhile."""
 
 import os
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def _without_links(path: str, flags: int) -> int:
-    """Open a file, but not through a link, which may lead to a file of somebody else."""
+    """Open a file. A link is an error, because it may lead to a file of another user."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 @contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Give errors of writing the name of the file, which the system does not."""
+    """Add the name of the file to errors of writing, which do not have it."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
 """Probabilities from scores, their error, and thresholds. This module needs torch and nothing else of ffcil.
 
-Scores of images that a classifier was fitted to are too good. `fit_calibration` needs scores of images that it was not
-fitted to: of held-out images, or leave-one-out scores of the training images. The same holds for `threshold_at`.
+Scores of a classifier's own training images are too good. `fit_calibration` and `threshold_at` need scores of images
+that the classifier was not fitted to: of held-out images, or leave-one-out scores of the training images.
 
     calibration = fit_calibration(scores, targets)               # [N, C] and [N]
     probabilities = calibration(new_scores)                      # rows sum to 1, the highest class is the same
@@ -16,29 +16,29 @@ import torch
 from torch import Tensor
 
 CHUNK = 1 << 22
-"""Number of elements of a matrix that are held in double precision at a time."""
+"""Number of elements of a matrix that are in memory in double precision at a time."""
 GROUPS = 12
 """Number of points that map the log-odds of the highest class. Cross-validated on left-out scores of Cars, 8 to 40 have
 the same likelihood."""
 LEAST = 25
-"""Fewest images for one such point."""
+"""Smallest number of images for one of these points."""
 CLOSE = 1e-6
-"""Log-odds of two such points differ by more, so that the line between them has a slope."""
+"""Smallest difference between the log-odds of two of these points, so that the line between them has a slope."""
 RIDGE = 1e-3
 """Penalty of a logistic regression per row."""
 MOST_ODDS = 50.0
 """Bound on log-odds in a regression. With a single class, for example, they are infinite."""
 FLAT = 1e-12
-"""Derivative of the likelihood that is as good as 0, in units of the mean gap to the highest score."""
+"""Derivative of the likelihood that counts as 0, in units of the mean gap to the highest score."""
 FARTHEST = 1e150
-"""Gap of a score of -inf, whose square is still finite."""
+"""Gap that stands for a score of -inf. Its square is still finite."""
 LIMIT = 12.0
 """Bound on the logarithm of a temperature, in units of the mean gap to the highest score."""
 
 
 def _chunks(rows: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Parts of a matrix [N, C] in double precision, and the parts of other tensors [N, ...]."""
-    if torch.compiler.is_exporting():  # a graph for any number of rows has no loop over them
+    """Split a matrix [N, C] into parts in double precision, and other tensors [N, ...] into the same rows."""
+    if torch.compiler.is_exporting():  # a graph for any number of rows cannot loop over them
         yield rows.double(), *others
         return
     size = max(1, CHUNK // max(1, rows.shape[1]))
@@ -57,9 +57,9 @@ def _gaps(scores: Tensor) -> Tensor:
 def fit_temperature(scores: Tensor, targets: Tensor) -> float:
     """The temperature T with the smallest negative log-likelihood of `softmax(scores / T)`.
 
-    Newton's iteration in log T finds where the derivative is 0. The derivative is monotone, so a step that leaves the
-    interval known to contain the zero is replaced by a bisection. If all highest scores are right, there is no smallest
-    value, and the iteration ends where lower temperatures are no longer better by anything that matters.
+    Newton's iteration in log T finds the zero of the derivative. The derivative is monotone, so a step that leaves the
+    interval known to contain the zero is replaced by a bisection. If all highest scores are right, there is no minimum,
+    and the iteration ends where lower temperatures have no noticeable effect.
 
     Args:
         scores: Scores of images that the classifier was not fitted to, [N, C].
@@ -90,8 +90,9 @@ def fit_temperature(scores: Tensor, targets: Tensor) -> float:
 
 
 def _derivatives(parts: Sequence[tuple[Tensor, Tensor]], sharpness: float) -> tuple[float, float]:
-    """Derivative of the mean negative log-likelihood of softmax(-sharpness * gaps) by the sharpness, and the derivative
-    of that by log(sharpness), from the gaps of all classes [N, C] and of the right class [N] of each part."""
+    """First derivative of the mean negative log-likelihood of softmax(-sharpness * gaps) by the sharpness, and the
+    derivative of the first one by log(sharpness). Each part has the gaps of all classes [N, C] and of the right class
+    [N]."""
     slope = change = 0.0
     for gaps, own in parts:
         weighted = torch.softmax(-sharpness * gaps, dim=1).mul_(gaps)
@@ -109,10 +110,11 @@ def _derivatives(parts: Sequence[tuple[Tensor, Tensor]], sharpness: float) -> tu
 class Calibration:
     """A map from scores [N, C] to probabilities [N, C] that keeps the order of the classes.
 
-    The softmax of the scores over the temperature comes first. Then a logistic regression says how likely the highest
-    class is right, by its log-odds and by how much of the rest the second class has. Its log-odds are mapped by a line
-    through points, which never falls, and the other probabilities are scaled so that the sum is 1. Beyond the first and
-    the last point the line is level: no image is more certain than those that were tested.
+    The first stage is the softmax of the scores divided by the temperature. In the second stage, a logistic regression
+    predicts whether the highest class is right, from its log-odds and from the share of the second class in the rest.
+    The log-odds of the regression are then mapped by a line through points, which never falls. Beyond the first and the
+    last point the line is constant: no image is more certain than those that were tested. The other probabilities are
+    scaled so that the sum is 1.
 
     `dataclasses.asdict` makes the state, and `Calibration(**state)` reads it.
     """
@@ -120,24 +122,24 @@ class Calibration:
     temperature: float = 1.0
     """Temperature T."""
     odds: tuple[float, ...] = ()
-    """Log-odds by the regression at the points, which increase; none: no map."""
+    """Log-odds of the regression at the points, in increasing order; empty for no map."""
     levels: tuple[float, ...] = ()
     """Log-odds of being right at the points."""
     weights: tuple[float, ...] = ()
-    """Weights of the four numbers of `_evidence`, and a constant; none: the log-odds of the highest probability."""
+    """Weights of the four numbers of `_evidence`, and a constant; empty for the log-odds of the highest probability."""
 
     def __call__(self, scores: Tensor) -> Tensor:
         """Probabilities of all classes: [N, C] -> [N, C]"""
         dtype = torch.promote_types(scores.dtype, torch.float32)
         if scores.shape[1] < 2:
-            return scores.to(dtype).softmax(dim=1)  # ones that depend on the scores, for a loss that is differentiated
+            return scores.to(dtype).softmax(dim=1)  # ones, through which gradients can reach the scores
         return torch.cat([self._probabilities(rows).to(dtype) for (rows,) in _chunks(scores)])
 
     def _probabilities(self, scores: Tensor) -> Tensor:
         others, odds = self._top_odds(scores)
         alone = odds == torch.inf  # all other classes have the score -inf
         shares = torch.softmax(others, dim=1).masked_fill(alone[:, None], 0)
-        # with this minimum, the highest class stays the highest, also against the strongest of the others
+        # with this minimum, the highest class stays above the second one
         mapped = torch.maximum(self._mapped(self._regressed(others, odds)), shares.amax(dim=1).log() + 1e-6)
         mapped = mapped.masked_fill(alone, torch.inf)
         probabilities = shares * torch.sigmoid(-mapped)[:, None]
@@ -163,7 +165,7 @@ class Calibration:
         points, levels = (
             torch.tensor(values, dtype=odds.dtype, device=odds.device) for values in (self.odds, self.levels)
         )
-        # the place of `torch.searchsorted`, which ONNX does not have
+        # as `torch.searchsorted`, which ONNX does not have
         after = (points < odds[:, None]).sum(dim=1).clamp(1, len(points) - 1)
         share = ((odds - points[after - 1]) / (points[after] - points[after - 1])).clamp(0, 1)
         return torch.lerp(levels[after - 1], levels[after], share)
@@ -190,10 +192,11 @@ def fit_calibration(scores: Tensor, targets: Tensor) -> Calibration:
 
 
 def _evidence(others: Tensor, odds: Tensor) -> Tensor:
-    """Numbers that say how likely the highest class is right: the logarithms of its probability and of the rest, the
-    logarithm of the share that the second class has in the rest, and this times the log-odds. [N, C], [N] -> [N, 4]
+    """Four numbers from which the regression predicts whether the highest class is right: the logarithms of its
+    probability and of the rest, the logarithm of the share that the second class has in the rest, and the product of
+    this logarithm with the log-odds. [N, C], [N] -> [N, 4]
 
-    Cross-validated on left-out scores of Cars, the last two lower the log loss of being right by 2 to 3 %."""
+    Cross-validated on left-out scores of Cars, the last two lower the log loss of this prediction by 2 to 3 %."""
     odds = odds.clamp(-MOST_ODDS, MOST_ODDS)
     share = (others.amax(dim=1).clamp_min(-MOST_ODDS) + odds).clamp_max(0)
     top = -torch.log1p(torch.exp(-odds))
@@ -201,7 +204,7 @@ def _evidence(others: Tensor, odds: Tensor) -> Tensor:
 
 
 def logistic_regression(rows: Tensor, wanted: Tensor) -> Tensor:
-    """Weights and constant [D + 1] of a logistic regression with a small penalty, by Newton's iteration.
+    """Weights and constant [D + 1] of a logistic regression with a small penalty, found by Newton's iteration.
 
     Args:
         rows: Inputs, [N, D].
@@ -223,15 +226,16 @@ def logistic_regression(rows: Tensor, wanted: Tensor) -> Tensor:
 
 
 def _fit_line(odds: Tensor, right: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Points of a line that never falls, from log-odds [N] to the log-odds of being right: isotonic regression of the
-    shares of right rows [N] in groups of equal size with similar odds. Two rows are added to every group, one of them
-    right, so that no share is 0 or 1. There are at least `LEAST` rows."""
+    """Points of a line that never falls, from log-odds [N] to the log-odds of being right.
+
+    It is an isotonic regression of the shares of right rows in groups of equal size with similar log-odds. Two rows are
+    added to every group, one of them right, so that no share is 0 or 1. There must be at least `LEAST` rows."""
     points: list[float] = []
     blocks: list[tuple[float, int]] = []  # share, and number of groups that have it
     for rows in odds.argsort(stable=True).tensor_split(min(GROUPS, len(odds) // LEAST)):
         share, width = (right[rows].sum().item() + 1) / (len(rows) + 2), 1
         point = odds[rows].mean().item()
-        if points and point <= points[-1] + CLOSE:  # odds that are all equal
+        if points and point <= points[-1] + CLOSE:  # all odds of two groups are equal
             continue
         points.append(point)
         while blocks and blocks[-1][0] >= share:  # pool adjacent violators
@@ -256,8 +260,8 @@ def expected_calibration_error(probabilities: Tensor, targets: Tensor, bins: int
 
 
 def auroc(known: Tensor, unknown: Tensor) -> float:
-    """Probability that an unknown image has a higher novelty than a known one, where ties count half: the area under
-    the receiver operating characteristic of novelties [N] and [M]."""
+    """Area under the receiver operating characteristic of the novelties of known [N] and unknown [M] images: the
+    probability that an unknown image has a higher novelty than a known one, where ties count half."""
     in_order = known.double().sort().values
     below = torch.searchsorted(in_order, unknown.double(), right=False)
     not_above = torch.searchsorted(in_order, unknown.double(), right=True)
@@ -267,8 +271,8 @@ def auroc(known: Tensor, unknown: Tensor) -> float:
 def threshold_at(known: Tensor, false_alarms: float) -> float:
     """The threshold above which the novelty of an image means "unknown", for a rate of false alarms between 0 and 1.
 
-    A further known image exceeds it with at most that probability, because its rank among the novelties `known` [N],
-    which are of images of the same kind, is uniform. With too few images for the rate, the threshold is infinite.
+    A further known image exceeds it with at most this probability, because its rank among the novelties `known` [N] of
+    images of the same kind is uniform. With too few images for the rate, the threshold is infinite.
     """
     rank = math.ceil((len(known) + 1) * (1 - false_alarms) - 1e-9)
     if rank < 1:

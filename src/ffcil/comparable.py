@@ -16,10 +16,11 @@ from torch import Tensor, nn
 class ComparableScores(nn.Module):
     """Standardises scores, so that those of classes in different spaces can be compared.
 
-    A network that was tuned on few classes, or not at all, finds all images similar: the cosines of an image with the
-    classes of such a space are high whether it belongs to them or not. So the scores of a space are shifted and scaled
-    by mean and deviation of its scores for wrong classes, over all training images seen since the space was opened.
-    This needs three numbers per space and no image of an earlier step. (It is the Z-norm of speaker verification.)
+    The features of a network that was tuned on few classes, or not at all, are similar for all images: the cosines of
+    an image with the classes of such a space are high whether it belongs to them or not. So the scores of a space are
+    shifted and scaled by the mean and the standard deviation of its scores for wrong classes, over all training images
+    seen since the space was opened. This needs three numbers per space and no images of earlier steps. (It is the
+    Z-norm of speaker verification.)
     """
 
     sums: Tensor
@@ -47,10 +48,13 @@ class ComparableScores(nn.Module):
         self.sums += members.double() @ by_class  # unlike `index_add_`, the same to the bit every time on a GPU
 
     def forward(self, scores: Tensor, space_of: Tensor) -> Tensor:
-        """Standardise scores [..., C], at the mean deviation of all spaces. Space of each class: [C].
+        """Standardise scores: [..., C] -> [..., C]. The results have the mean standard deviation of all spaces.
 
-        A space that has no two different scores yet gets the mean statistics of the others. It never synchronises with
-        the device.
+        A space without two different scores gets the mean statistics of the others. Nothing synchronises with the
+        device.
+
+        Args:
+            space_of: Space of each class, [C].
         """
         count, total, squares = self.sums.unbind(dim=1)
         mean = total / count.clamp_min(1)

@@ -12,11 +12,11 @@ class InputError(ValueError):
 
 
 class BusyError(InputError):
-    """The folder of the run is in use by another process; it may be free later."""
+    """Another process uses the folder of the run. It may be free later."""
 
 
 class DamagedError(InputError):
-    """Files that ffcil wrote are damaged. `what` says which and how, without the remedy."""
+    """Files that ffcil wrote are damaged. `what` names them and the damage, without the remedy."""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(f"{what}: {remedy}.")
@@ -24,7 +24,8 @@ class DamagedError(InputError):
 
 
 def unknown(what: str, name: str, options: Iterable[str], own: bool = False) -> InputError:
-    """An `InputError` for an unknown name that suggests the nearest known one; with `own`, users can register more."""
+    """An `InputError` for an unknown name that suggests the nearest known one. With `own`, users can register more
+    names."""
     known = sorted(options)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}?" if close else f"choose one of: {', '.join(known)}."
@@ -37,7 +38,7 @@ _REORDERING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 def printable(text: str) -> str:
-    """Text for a terminal: control characters of names and messages are shown escaped, so that they have no effect."""
+    """Text for a terminal, in which control characters are escaped, so that they have no effect."""
     return "".join(_escaped(character) if _controls(character) else character for character in text)
 
 

@@ -34,7 +34,7 @@ __all__ = ["ClassStatistics", "HeadAgnosticAlignment", "alignment_loss", "draw_s
 
 
 class HeadAgnosticAlignment(nn.Module):
-    """h + W_up GELU(W_down LN(h)), paper eq. (14). W_up starts at zero, so that the map starts as the identity."""
+    """The map h + W_up GELU(W_down LN(h)), paper eq. (14). It starts as the identity, because W_up starts at zero."""
 
     def __init__(self, features: int, bottleneck: int = 64) -> None:
         super().__init__()
@@ -77,8 +77,8 @@ def alignment_loss(
     Args:
         features: Features as the learner extracts them, [B, D].
         targets: Their classes, [B].
-        classify: From aligned features to the scores of all classes seen, by the learner's own rule. Gradients must
-            reach its argument.
+        classify: Function from aligned features to the scores of all classes seen, by the learner's own rule.
+            Gradients must reach its argument.
         identity_weight: Weight of the squared distance between aligned features and features, which is a sum over
             the D features. A weight of 1 / D makes it a mean squared error, another reading of eq. (16).
     """

@@ -1,4 +1,4 @@
-"""Locks on files, which end with their process, and the process that holds one."""
+"""Locks on files. A lock ends with its process, and its file names the process."""
 
 import errno
 import fcntl
@@ -14,7 +14,7 @@ from pathlib import Path
 
 _POLL = 0.02  # seconds between two attempts
 _SILENT = 1.0  # seconds of waiting that are not reported
-_LENGTH = 256  # bytes that the holder writes, filled with blanks, so that the file is never truncated
+_LENGTH = 256  # bytes that the holder writes, padded with blanks, so that the file is never truncated
 _MARK = b'{"pid": '
 
 
@@ -41,13 +41,14 @@ class Held(Exception):
 
 
 def named(holder: Holder | None) -> str:
-    """The holder in words; a lock of another program has no name."""
+    """The holder in words. The holder of a lock that another program took is not known."""
     return "another process" if holder is None else str(holder)
 
 
 @contextmanager
 def lock(path: Path, seconds: float = float("inf"), report: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Hold a lock. After `seconds` of waiting, raise `Held`. `report` is told whom a long wait is for."""
+    """Hold a lock. After `seconds` of waiting, raise `Held`. If the wait is long, `report` is called with the
+    holder."""
     start, reported = time.monotonic(), report is None
     while (handle := _attempt(path)) is None:
         waited = time.monotonic() - start
@@ -65,7 +66,7 @@ def lock(path: Path, seconds: float = float("inf"), report: Callable[[str], None
 
 
 def holder(path: Path) -> Holder | None:
-    """The process that took a lock last; it may have ended. None if the file does not tell."""
+    """The process that took a lock last, which may have ended; None if the file does not name it."""
     try:
         handle = _open(path, os.O_RDONLY)
     except OSError:
@@ -91,7 +92,7 @@ def is_held(path: Path) -> bool:
 
 
 def _open(path: Path, flags: int) -> int:
-    """Open a lock file without truncating it and without following a link. Anything but a regular file is an error."""
+    """Open a lock file without truncating it and without following a link. It must be a regular file."""
     handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -130,7 +131,7 @@ def _is_file(handle: int, path: Path) -> bool:
 
 
 def _sign(handle: int) -> None:
-    """Write who holds the lock, unless the file has another content or another name."""
+    """Write the holder into the file of a lock, unless it has other content or a second name."""
     if os.fstat(handle).st_nlink == 1 and os.pread(handle, len(_MARK), 0) in (b"", _MARK):
         me = Holder(os.getpid(), socket.gethostname()[:64], round(time.time(), 3))
         os.pwrite(handle, json.dumps(asdict(me)).encode().ljust(_LENGTH), 0)

@@ -1,6 +1,6 @@
 """Per-sample losses and their reductions to a scalar: mean and class-wise mean (CWM).
 
-A reduction has the signature `(per_sample, targets, weights=None) -> scalar`. Every per-sample loss works with both
+A reduction has the signature `(per_sample, targets, weights=None) -> scalar`. All per-sample losses work with both
 reductions, so a training loop can switch between them in one place. Nothing here synchronises with the device or
 branches on a tensor, so everything can be part of a captured CUDA graph.
 """
@@ -27,7 +27,7 @@ def mean(per_sample: Tensor, targets: Tensor, weights: Tensor | None = None) -> 
 
 
 def class_wise_mean(per_sample: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-    """The mean over the classes in the batch of the mean loss of each class (CWM, paper eq. (6)).
+    """The mean loss of each class, averaged over the classes in the batch (CWM, paper eq. (6)).
 
     Sample i has the weight `w_i / (n_y * |C_batch|)`, where n_y is the total weight of its class in the batch and
     C_batch is the set of classes with non-zero weight. Use `weights` as a mask for a loss that applies to a part of a
@@ -78,10 +78,10 @@ def cross_entropy(logits: Tensor, targets: Tensor, prior: Tensor | None = None) 
 def log_prior(counts: Tensor, strength: float = 1.0) -> Tensor:
     """`strength * log(N_c / N)` of each class, [C], to add to logits in the training loss and nowhere else.
 
-    The loss then explains by the prior that some classes have more images than others, for example new classes than
-    replayed ones, and the logits do not learn it: predict by the argmax of the logits alone. With strength 1 it is the
+    Some classes have more training images than others, for example new classes more than replayed ones. With the prior,
+    the logits do not learn this imbalance: predict by the argmax of the logits alone. With strength 1 it is the
     balanced softmax of Ren et al., NeurIPS 2020, or the logit adjustment of Menon et al., ICLR 2021. A class without
-    images gets minus infinity: it takes no part in the loss.
+    images has minus infinity, so that it has no effect on the loss.
 
     Args:
         counts: Number of training images of each class, [C]. Compute it again for every step.
@@ -95,7 +95,7 @@ def log_prior(counts: Tensor, strength: float = 1.0) -> Tensor:
 def distillation(student: Tensor, teacher: Tensor, temperature: float = 2.0) -> Tensor:
     """Cross-entropy of each sample between the softened outputs of teacher and student, [B].
 
-    There is no factor T^2, as in the published iCaRL baselines.
+    As in the published iCaRL baselines, there is no factor T^2.
     """
     soft = F.softmax(teacher / temperature, dim=1)
     return -(soft * F.log_softmax(student / temperature, dim=1)).sum(dim=1)
@@ -112,9 +112,9 @@ def centre_loss(features: Tensor, targets: Tensor, centres: Tensor) -> Tensor:
 class ClassCentres(nn.Module):
     """Running feature centres of classes, for `centre_loss`.
 
-    The centre of a class starts as the mean of its first batch and then moves by `rate` towards the mean of each batch
-    that contains the class. In Wen et al., ECCV 2016, it moves by n / (n + 1) of that if n samples of the batch are of
-    the class. No gradient flows through the centres.
+    The centre of a class starts as the mean of the class in its first batch. It then moves by `rate` towards the mean
+    in each batch that contains the class. (In Wen et al., ECCV 2016, the movement has the additional factor n / (n + 1)
+    if n samples of the batch are of the class.) No gradient flows through the centres.
     """
 
     centres: Tensor
@@ -129,7 +129,7 @@ class ClassCentres(nn.Module):
     def forward(self, features: Tensor, targets: Tensor) -> Tensor:
         """Update the centres, then return the squared distance of each sample to its centre, [B]."""
         self._update(features.detach(), targets)
-        # A copy, because later batches change the centres before backward.
+        # a copy, because the centres may change again before backward
         return centre_loss(features, targets, self.centres.clone())
 
     def _update(self, features: Tensor, targets: Tensor) -> None:

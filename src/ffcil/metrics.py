@@ -2,7 +2,8 @@
 
 Classes are positions in the class order, so the classes of step j are the contiguous range `CountTable.groups[j]`.
 Steps may differ in size. Accuracies are percentages. Counts are sparse: their size depends on the number of test
-images, not on the square of the number of classes. They are read step by step, so those of one step need memory.
+images, not on the square of the number of classes. They are read step by step, so that only those of one step are in
+memory.
 """
 
 from collections.abc import Sequence
@@ -131,7 +132,8 @@ class CountTable:
         return _percentages(hits, images)
 
     def merged(self, most: int) -> Self:
-        """A table of at most `most` steps: each is several consecutive steps, and has the counts after the last one."""
+        """A table of at most `most` steps. Each of them stands for several consecutive steps, with the counts after the
+        last one."""
         if len(self.sizes) <= most:
             return self
         parts = np.array_split(np.arange(len(self.sizes)), most)
@@ -150,7 +152,7 @@ class CountTable:
 
 
 def curve(table: CountTable) -> list[float]:
-    """A_t of every step: accuracy over the test images of all classes seen so far; every image has the same weight.
+    """A_t of every step: accuracy over the test images of all classes seen so far. Every image has the same weight.
 
     NaN if none of the classes seen so far has a test image.
     """
@@ -158,7 +160,7 @@ def curve(table: CountTable) -> list[float]:
 
 
 def average_accuracy(table: CountTable) -> float:
-    """Mean of A_t over the steps; every step has the same weight. Steps without test images are ignored."""
+    """Mean of A_t over the steps. Every step has the same weight; steps without test images are ignored."""
     return _mean(table.curve)
 
 
@@ -170,10 +172,10 @@ def last_accuracy(table: CountTable) -> float:
 def matched_difference(table: CountTable, reference: CountTable) -> float:
     """Mean over the steps of A_t minus the accuracy of the reference at the same number of classes seen.
 
-    A_t falls with the number of classes seen whatever the learner does, so the average accuracies of two schedules
-    differ even for one and the same learner. Here the two are compared at equal numbers of classes. The reference is
-    linear between its steps and 100 % at one class, which cannot be confused with another. Steps without test images
-    are ignored.
+    A_t falls with the number of classes seen, whatever the learner does. So the average accuracies of two schedules
+    differ even for the same learner. Here they are compared at equal numbers of classes. The reference is linear
+    between its steps, and 100 % at one class, which cannot be confused with another. Steps without test images are
+    ignored.
     """
     if table.seen[-1] > reference.seen[-1]:
         raise InputError(
@@ -213,13 +215,14 @@ def last_class_accuracy(table: CountTable) -> Floats:
 def per_step_forgetting(table: CountTable) -> Floats:
     """Best accuracy so far minus final accuracy on the classes of each step before the last, [T-1].
 
-    The best includes the last step, so forgetting is never negative. NaN for a step whose classes have no test image.
+    The best accuracy includes the last step, so forgetting is never negative. NaN for a step whose classes have no test
+    images.
     """
     return (table.best - table.last)[:-1]
 
 
 def forgetting(table: CountTable) -> float | None:
-    """Mean of `per_step_forgetting`; every step has the same weight. None if there is nothing to forget."""
+    """Mean of `per_step_forgetting`. Every step has the same weight. None if there is nothing to forget."""
     return _number(_mean(per_step_forgetting(table)))
 
 
@@ -246,16 +249,19 @@ def _accuracy(counts: Confusion) -> float:
 
 
 def _percentages(hits: Integers, images: Integers) -> Floats:
+    """Hits in percent of images; NaN without images."""
     result = np.full(len(hits), np.nan)
     np.divide(100.0 * hits, images, out=result, where=images > 0)
     return result
 
 
 def _mean(values: Sequence[float] | Floats) -> float:
+    """Mean of the values that are not NaN; NaN if there are none."""
     array = np.asarray(values, dtype=np.float64)
     known = array[~np.isnan(array)]
     return float(known.mean()) if known.size else float("nan")
 
 
 def _number(value: float) -> float | None:
+    """A number for JSON, which has no NaN."""
     return None if np.isnan(value) else value

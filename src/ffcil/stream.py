@@ -29,13 +29,13 @@ class Increment:
     seen_now: int
     """Number of classes in this and earlier steps."""
     train: ImageSet
-    """All training images; only `rows` and rows kept from earlier steps may be used."""
+    """All training images. Only `rows`, and rows kept from earlier steps, may be used."""
     rows: Tensor
-    """Training images of the new classes, int64."""
+    """Rows of the training images of the new classes, int64."""
     test: ImageSet
     """All test images."""
     test_rows: Tensor
-    """Test images of all classes seen so far, int64."""
+    """Rows of the test images of all classes seen so far, int64."""
 
     @property
     def classes(self) -> range:
@@ -54,13 +54,15 @@ class Increment:
 
 
 def class_order(classes: int, seed: int | None) -> tuple[int, ...]:
-    """The permutation of classes that PyCIL and others use: numpy's legacy generator, usually with seed 1993."""
+    """The permutation of classes that PyCIL and others use: that of numpy's legacy generator, usually with seed 1993.
+    None keeps the order of the data set."""
     if seed is None:
         return tuple(range(classes))
     return tuple(np.random.RandomState(seed).permutation(classes).tolist())
 
 
 def _order_of(names: tuple[str, ...], arrivals: Arrivals, seed: int | None) -> tuple[int, ...]:
+    """The class order: that of a trace, or a permutation by seed."""
     if arrivals.labels is None:
         return class_order(len(names), seed)
     position = {name: k for k, name in enumerate(names)}
@@ -88,6 +90,7 @@ class Stream:
             raise InputError(f"Class {name!r} has no training images: add some, or remove the class.")
 
     def _remapped(self, images: ImageSet) -> ImageSet:
+        """The same images, labelled by positions in the class order; -1 for classes that do not arrive."""
         position = torch.full((images.classes,), -1, device=images.labels.device)
         position[list(self.order)] = torch.arange(len(self.order), device=position.device)
         labels = torch.where(images.labels >= 0, position[images.labels.clamp_min(0)], -1)
@@ -102,15 +105,15 @@ class Stream:
             raise IndexError(position)
         now = self.arrivals.boundaries[position]
         before = now - self.arrivals.sizes[position]
-        labels, seen = self.train.labels, self.test.labels
+        train_labels, test_labels = self.train.labels, self.test.labels
         return Increment(
             step=position + 1,
             seen_before=before,
             seen_now=now,
             train=self.train,
-            rows=((labels >= before) & (labels < now)).nonzero().flatten(),
+            rows=((train_labels >= before) & (train_labels < now)).nonzero().flatten(),
             test=self.test,
-            test_rows=((seen >= 0) & (seen < now)).nonzero().flatten(),
+            test_rows=((test_labels >= 0) & (test_labels < now)).nonzero().flatten(),
         )
 
     def __iter__(self) -> Iterator[Increment]:

@@ -1,4 +1,4 @@
-"""Arrivals: how many new classes each step brings."""
+"""Arrivals: the number of new classes of each step."""
 
 from ffcil.arrivals.schedule import (
     Arrivals,

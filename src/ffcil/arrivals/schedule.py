@@ -17,7 +17,7 @@ from ffcil.errors import InputError, unknown
 
 KINDS = ("equal", "half", "trickle", "free-flow", "given", "trace")
 ORDERS = ("jumbled", "ascending", "descending", "given")
-MIN_WIDTH = 40  # room for the numbers and two short bars
+MIN_WIDTH = 40  # columns for the numbers and two short bars
 Array = NDArray[Any]
 
 

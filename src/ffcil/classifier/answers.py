@@ -1,4 +1,4 @@
-"""What a classifier says about images."""
+"""Answers of a classifier about images."""
 
 from dataclasses import dataclass
 
@@ -14,31 +14,32 @@ class Guess:
 
     name: str
     score: float
-    """Softmax of the method's scores over all classes, between 0 and 1. That of `anyarrival` is a probability; that of
-    other methods is not calibrated."""
+    """Softmax of the method's scores over all classes, between 0 and 1. For `anyarrival` it is a probability; for other
+    methods it is not calibrated."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a classifier says about an image."""
+    """The answer of a classifier about an image."""
 
     guesses: tuple[Guess, ...]
     """The most likely classes, best first."""
     novelty: float | None
-    """How unlike everything learned the image is; None if the method cannot say."""
+    """How much the image differs from everything learned; None if the method cannot tell."""
     unknown: bool
     """Whether the novelty is above the limit for the chosen rate of false alarms."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a classifier computes for images."""
+    """Values that a classifier computes for images."""
 
     read: tuple[int, ...]
-    """Positions of the images that could be read. All others are left out below."""
+    """Positions of the N images that could be read. The tensors leave out all others."""
     scores: Tensor
     """Scores of the classes, [N, C]."""
     novelty: Tensor | None
-    """How unlike everything learned each image is, [N]; None if too few images were learned."""
+    """How much each image differs from everything learned, [N]; None if too few images were learned."""
     features: Tensor
-    """Features, [N, D]. Cosines of `Learner.comparable_features` compare images."""
+    """Features of the images, [N, D]. `Learner.comparable_features` maps them to features whose cosines compare
+    images."""

@@ -8,13 +8,13 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class Change:
-    """What one version changed."""
+    """The change that made a version."""
 
     version: int
     kind: str
-    """learn, forget, rename or correct."""
+    """`learn`, `forget`, `rename` or `correct`."""
     images: Mapping[str, int] = field(default_factory=dict)
-    """Number of images of each class that came or, with a minus, went."""
+    """Number of images of each class that were added or, if negative, removed."""
     new: tuple[str, ...] = ()
     """Names of classes that were not known before."""
     gone: tuple[str, ...] = ()
@@ -24,7 +24,7 @@ class Change:
     new_accuracy: float | None = None
     """The same over the classes of which the first images came."""
     time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    """When, in UTC."""
+    """Time of the change, in UTC."""
 
     @property
     def learned(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The steps that a classifier has learned, and the file of one that was interrupted."""
+"""The steps that a classifier has learned, and the file with the progress of an interrupted step."""
 
 import hashlib
 from dataclasses import dataclass, replace

@@ -15,19 +15,22 @@ from ffcil.classifier.reading import names_read
 from ffcil.classifier.unknown import check_rate
 
 SMALLEST_GROUP = 3
-"""Fewest unknown images that are proposed as a new class."""
+"""Smallest number of unknown images that are proposed as a new class."""
 COMPARED = 2_000
-"""Most images whose distances to each other are computed: of known images, and of unknown ones, the most novel."""
+"""Approximate number of known images, and largest number of unknown images (the most novel ones), whose distances to
+each other are computed."""
 
-RATE, ROUNDS = 0.05, 50
-"""Rate of wrong labels that its estimation starts with, and number of its rounds."""
+RATE = 0.05
+"""Rate of wrong labels with which its estimation starts."""
+ROUNDS = 50
+"""Number of rounds of this estimation."""
 TEMPERATURES = tuple(10 ** (k / 10) for k in range(-30, 11))
 """Temperatures that are tried, in units of the mean gap to the highest score."""
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """What is suggested for an image without a label."""
+    """The suggestion for an image without a label."""
 
     image: int
     """Position in the list of images."""

@@ -28,12 +28,12 @@ _DAY = 86400.0
 
 @dataclass(frozen=True)
 class Retention:
-    """Which versions are kept beside the current one."""
+    """The versions that are kept beside the current one."""
 
     versions: int = KEPT
     """Number of latest versions that are kept."""
     days: float | None = None
-    """Age at which versions are removed, too; None: at no age."""
+    """Age in days at which versions are also removed; None for no limit."""
 
     def changed(self, versions: int | None = None, days: float | None = None) -> Self:
         """The same with values that are not None."""

@@ -27,7 +27,7 @@ def list_(as_json: AsJson = False, data: Data = None) -> None:
     if as_json:
         print_json(rows)
         return
-    console = Console(soft_wrap=True, highlight=False)  # Addresses stay on one line.
+    console = Console(soft_wrap=True, highlight=False)  # addresses stay on one line
     for row in rows:
         console.print(_paragraph(row))
 
@@ -107,7 +107,7 @@ def _counts(found: dict[str, Any]) -> str:
 
 
 def _compared_counts(published: tuple[int | None, int | None] | None, found: dict[str, Any]) -> str:
-    """Numbers of images, "as published" if they were compared and no image is left out."""
+    """Numbers of images, with "as published" if they were compared and no image is left out."""
     if published is None or found.get("left_out"):
         return _counts(found)
     if None not in published:

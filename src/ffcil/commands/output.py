@@ -21,7 +21,7 @@ def print_json(value: Any) -> None:
 
 
 def check_place(path: Path | None) -> None:
-    """Raise an error if a file cannot be written there. Called before the work, not after it."""
+    """Raise an error if a file cannot be written to this path. Call it before the work, not after it."""
     if path and path.is_dir():
         raise InputError(f"{path} is a folder: add the name of a file.")
     if path and not path.absolute().parent.is_dir():
@@ -47,7 +47,7 @@ def stoppable(remedy: str = "; the same command resumes it") -> Iterator[None]:
     handlers = {signal.SIGTERM: signal.default_int_handler, signal.SIGHUP: hang_up}
     before = {number: signal.getsignal(number) for number in handlers}
     for number, handler in handlers.items():
-        if before[number] is not signal.SIG_IGN:  # nohup ignores SIGHUP, and so does the command then.
+        if before[number] is not signal.SIG_IGN:  # nohup ignores SIGHUP, and the command must do so, too
             signal.signal(number, handler)
     try:
         try:
@@ -55,7 +55,7 @@ def stoppable(remedy: str = "; the same command resumes it") -> Iterator[None]:
         except OSError as error:
             if error.errno != errno.EIO or error.filename is not None:
                 raise
-            # A write to a closed terminal may fail before the signal comes, which changes nothing any more.
+            # a write to a closed terminal may fail before the signal arrives, which is then ignored
             with suppress(KeyboardInterrupt):
                 signal.signal(signal.SIGHUP, signal.SIG_IGN)
                 del before[signal.SIGHUP]

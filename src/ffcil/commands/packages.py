@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import Any
 
 MODULES = {"pillow": "PIL", "pyyaml": "yaml"}
-"""Modules that have another name than their package."""
+"""Names of modules by the names of their packages, if these differ."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,11 @@ def _installed(requirement: Any, extra: str) -> Package:
 
 
 def _imported(package: Package, required: Collection[str]) -> Package:
-    """Import a package. If it only lacks another required one, that one has the problem."""
+    """Import a package. If it fails because another required package is missing, the other one is reported instead."""
     name = package.name
     try:
         importlib.import_module(package.module)
-    except Exception as error:  # A broken installation can raise anything.
+    except Exception as error:  # a broken installation can raise any exception
         if isinstance(error, ModuleNotFoundError) and error.name != package.module and error.name in required:
             return package
         problem = f"{name} {package.version} cannot be imported ({type(error).__name__}: {error})"

@@ -52,7 +52,7 @@ def study(
 
     check_logs(listed(logs))
     grid = load_study(recipe)
-    # Absolute paths without duplicates: a continued study may already list a file that is given again.
+    # absolute paths without duplicates, because a continued study may already list a file that is given again
     asked = list(map(os.path.abspath, imports or []))
     if not _may_run(recipe, [] if trust else [file for file in grid.imports if file not in asked], dry_run):
         return
@@ -82,8 +82,10 @@ def study(
 
 
 def _may_run(recipe: str, foreign: list[str], dry_run: bool) -> bool:
-    """Whether no code has to be trusted first. `foreign` are Python files that only the study names: an error, or in a
-    dry run a list of them."""
+    """Whether the study can be run or listed without code that the user has not confirmed.
+
+    `foreign` are Python files that only the study file names. If there are any, that is an error; a dry run prints
+    them."""
     if not foreign:
         return True
     code, remedy = f"{recipe} imports Python code: {', '.join(foreign)}", "--trust, or --import FILE for each file"

@@ -1,4 +1,4 @@
-"""`ffcil forget`, `rename`, `correct`, `undo` and `history`: what changes a classifier, and what has changed it."""
+"""`ffcil forget`, `rename`, `correct`, `undo` and `history`: changes of a classifier, and the list of them."""
 
 import sys
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from ffcil.commands.output import print_json, print_table, stoppable
 from ffcil.errors import printable
 
 NAMED = 4
-"""Most classes of a change that the history names. `--json` has all."""
+"""Largest number of classes of a change that the history names. `--json` has all of them."""
 
 
 def forget(
@@ -145,7 +145,7 @@ def _table(changes: list[dict[str, Any]], current: int) -> Any:
     table = Table(caption="% right of left-out images: all classes then; new classes then and now")
     for title in ("version", "time (UTC)"):
         table.add_column(title, no_wrap=True)
-    table.add_column("change", min_width=12)  # With wider ones, the table does not fit 80 columns.
+    table.add_column("change", min_width=12)  # with a wider column, the table would not fit into 80 columns
     for title in ("images", "all", "new", "now"):
         table.add_column(title, justify="right")
     for change in changes:
@@ -161,7 +161,7 @@ def _table(changes: list[dict[str, Any]], current: int) -> Any:
 
 
 def describe_change(change: dict[str, Any]) -> str:
-    """A change in words. Of many classes, some are named."""
+    """A change in words. If it has many classes, only some are named."""
     new, gone = _some(change["new"]), _some(change["gone"])
     if change["kind"] == "rename":
         return f"rename {gone} to {new}"

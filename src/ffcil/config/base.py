@@ -1,4 +1,4 @@
-"""`Settings`, the base class of everything that is configured, and `validate`, which builds one."""
+"""`Settings`, the base class of all settings, and `validate`, which builds them."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -17,7 +17,7 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _true_is_no_number(cls, settings: Any) -> Any:
-        """Refuse true and false for numbers: pydantic takes them as 1 and 0."""
+        """Refuse true and false for numbers. Pydantic would accept them as 1 and 0."""
         for name, value in settings.items() if isinstance(settings, Mapping) else ():
             if isinstance(value, bool) and name in cls.model_fields and _is_number(cls, name):
                 raise ValueError(f"{name} is a number, not {str(value).lower()}")
@@ -44,10 +44,11 @@ _PLAIN = {
     "model_type": _MAPPING,
     "too_short": "Input should not be empty",
 }
-"""Kinds of errors that pydantic describes with types of Python, in the words of YAML."""
+"""Messages in the terms of YAML for errors that pydantic describes with types of Python."""
 
 
 def _sentence(error: ValidationError, place: str) -> str:
+    """The first of several errors, as one sentence with the dotted name of its field."""
     first = error.errors()[0]
     parts = list(first["loc"])
     if parts[:1] == ["arrivals"]:

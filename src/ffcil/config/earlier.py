@@ -1,4 +1,4 @@
-"""Fields of earlier versions, which configurations, run folders and published runs may still have."""
+"""Fields of earlier versions, which configurations, folders of runs and published runs may still have."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,9 +17,10 @@ def identity_term(value: Any) -> Any:
 
 
 def _later_parts(fields: Mapping[str, Any], flow: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of `flow`, turned off, that did not exist yet when a run or a classifier stored all parts.
+    """The parts of `flow` that did not exist yet when a run or a classifier stored its settings, turned off.
 
-    Settings that have only some of the first parts are a user's own, and all other parts keep their defaults."""
+    Stored settings have all parts of the first version. Settings with fewer parts are written by users, and all other
+    parts keep their defaults."""
     first = [name for name, part in FLOW_PARTS.items() if not part.later]
     if fields.get("framework") != "flow" or not all(name in flow for name in first):
         return {}
@@ -28,9 +29,10 @@ def _later_parts(fields: Mapping[str, Any], flow: Mapping[str, Any]) -> dict[str
 
 
 def renewed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The same settings with `framework` in place of `robust`, where true was `paper` and false was `none`, with
-    `normalise: published` in place of `auto`, with the present values of `ha.identity`, and without parts of `flow`
-    that were not there yet."""
+    """The same settings in their present form.
+
+    `framework` replaces `robust` (true was `paper`, false was `none`), `normalise: published` replaces `auto`, values
+    of `ha.identity` are the present ones, and parts of `flow` that did not exist yet are turned off."""
     fields = dict(settings)
     if fields.get("normalise") == "auto":
         fields["normalise"] = "published"

@@ -11,16 +11,18 @@ class FlowPart(NamedTuple):
     off: float
     """Value that leaves the method as it is."""
     pretrained: bool
-    """Whether it applies to methods with a pre-trained backbone; else to methods that train from scratch."""
+    """Whether the part is for methods with a pre-trained backbone. Otherwise it is for methods that train from
+    scratch."""
     needs: str = ""
-    """Attribute that a method must have for it, such as `retrains`; empty: it applies to all of the kind."""
+    """Attribute that a method must have, such as `retrains`, for the part to be on; empty if it is on for all methods
+    of its kind."""
     methods: tuple[str, ...] = ()
-    """The built-in methods that have this attribute."""
+    """The built-in methods that have the attribute `needs`."""
     acts_on: str = ""
-    """Attribute without which a method of the kind stays as it is, although the part is on for all of them under
-    `framework=flow`, and records name it. Setting it for such a method is an error."""
+    """Attribute without which the part has no effect. With `framework=flow`, the part is on and in the records of all
+    methods of its kind. Setting it for a method without the attribute is an error."""
     later: bool = False
-    """Whether it was added after the first version of `flow`, so that runs of then were stored without it."""
+    """Whether the part was added after the first version of `flow`. Runs of that version were stored without it."""
 
 
 FLOW_PARTS = {

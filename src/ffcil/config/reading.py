@@ -1,4 +1,4 @@
-"""Reading of YAML, with limits: a small file can describe a value that exhausts the memory."""
+"""Reading of YAML with limits, because a small file can describe a value that exhausts the memory."""
 
 from typing import Any
 

@@ -28,12 +28,13 @@ class Phase(Settings):
     milestones: tuple[PositiveInt, ...] = ()
     """Epochs at which the schedule `milestones` multiplies the learning rate by `decay`."""
     decay: float = Field(0.1, gt=0, le=1)
-    """Factor of the learning rate at each milestone."""
+    """Factor on the learning rate at each milestone."""
     weight_decay: float = Field(5e-4, ge=0)
     """Weight decay of all trained parameters."""
 
     def lasting(self, batches: int, least: int) -> Self:
-        """The same settings, prolonged to about `least` optimiser steps if epochs of `batches` steps have fewer."""
+        """The same settings, prolonged to about `least` optimiser steps if there are fewer. An epoch has `batches`
+        steps."""
         return self.scaled(max(1.0, least / (batches * self.epochs)))
 
     def scaled(self, factor: float) -> Self:
@@ -62,7 +63,7 @@ class TrainSettings(Settings):
     """Statistics of batch norm on several devices: `synchronised` over the whole batch, as on one device, or `local`
     over the part of each device, which takes less time and gives other results."""
     epochs_scale: float = Field(1.0, gt=0, le=1000)
-    """Factor of all epochs and milestones, for example 0.1 for a quick trial of a published schedule."""
+    """Factor on all epochs and milestones, for example 0.1 for a quick trial of a published schedule."""
     first: Phase
     """Optimisation of the first step."""
     later: Phase
@@ -99,7 +100,7 @@ class DiwaSettings(Settings):
 
 
 class HaSettings(Settings):
-    """Head-Agnostic Alignment, for pre-trained methods. Of its constants, the paper gives only `surrogates`."""
+    """Head-Agnostic Alignment, for pre-trained methods. The only constant that the paper gives is `surrogates`."""
 
     use: bool | None = None
     """Whether to use HA; null: true if `framework` is `paper`, else false."""
@@ -121,8 +122,8 @@ class HaSettings(Settings):
     learning_rate: float = Field(1e-3, gt=0)
     """Learning rate of Adam."""
     guard: bool = False
-    """Whether a step's HA is kept only if it classifies held-out features better: a tenth of the step's features, and
-    surrogates of the earlier classes that it was not trained on. Otherwise HA stays as it was before the step."""
+    """Whether the HA of a step is kept only if it classifies held-out features better than the HA before: a tenth of
+    the step's features, and surrogates of earlier classes that it was not trained on."""
 
 
 class FlowSettings(Settings):
@@ -247,11 +248,11 @@ class RunConfig(Settings):
         """Hash of the content, used as the name of the run's folder."""
         content = self.content()
         if self.framework != "flow" and self.flow == FlowSettings():
-            # Earlier versions had `robust` and no flow. Hashed in their form, a configuration that they knew keeps its
-            # hash, so that a study or a run that they began is found again and not repeated.
+            # Earlier versions had `robust` and no flow. Their configurations are hashed in their form and keep their
+            # hashes, so that a study or a run that they began is found again and not repeated.
             del content["flow"]
             content["robust"] = content.pop("framework") == "paper"
-        # in the form of earlier versions, so that a run that they began keeps its name
+        # also in the form of earlier versions, for the same reason
         content["ha"]["identity"] = {"sum": True, "none": False}.get(self.ha.identity, self.ha.identity)
         if self.normalise == "published":
             content["normalise"] = "auto"

@@ -1,0 +1,1 @@
+"""Images: sets, sources, decoding, stores on disk and augmentation."""

@@ -119,7 +119,7 @@ class Augmentation:
 
         One gather from the store does padding, crop and flip: the source of each output pixel is computed first."""
         _, channels, height, width = images.shape
-        # int32 if possible: index arithmetic takes a third of the time on a CPU.
+        # int32 if possible, with which index arithmetic takes a third of the time on a CPU
         integer = torch.int32 if images.numel() < 2**31 else torch.int64
 
         def positions(size: int) -> Tensor:
@@ -130,7 +130,7 @@ class Augmentation:
         x = torch.where(draws.flip[:, None], width - 1 - across, across)  # flips the crop, not the image
         x = x + (draws.left.to(integer) - self.padding)[:, None]  # [B, W]
         inner_y, inner_x = y.clamp(0, height - 1), x.clamp(0, width - 1)
-        # Pixels of the padding are black, so their factor is 0.
+        # pixels of the padding are black, so their factor is 0
         factor = ((inner_y == y) * draws.brightness[:, None])[:, :, None] * (inner_x == x)[:, None]  # [B, H, W]
 
         plane = rows.to(integer)[:, None] * channels + positions(channels)  # [B, 3]
@@ -138,12 +138,12 @@ class Augmentation:
         index = line[..., None] * width + inner_x[:, None, None]  # [B, 3, H, W]
         pixels = images.view(-1).index_select(0, index.view(-1)).view(index.shape)
 
-        # Brightness is a blend with black, truncated to an integer in 0 .. 255, as in Pillow and torchvision.
+        # brightness is a blend with black, truncated to an integer in 0 .. 255, as in Pillow and torchvision
         return pixels.float().mul_(factor[:, None]).clamp_(0, 255).floor_()
 
     @property
     def preparation(self) -> str:
-        """Everything that `plain` depends on."""
+        """Everything that the result of `plain` depends on, as a key."""
         crop = None if self.crop is None else (self.crop.size, self.crop.short_side, self.crop.bicubic)
         return f"{self.mean} {self.std} {crop}"
 
@@ -162,6 +162,7 @@ class Augmentation:
 
 
 def _square(images: Images) -> Tensor:
+    """The store, if all of its images have one size."""
     if not isinstance(images, Tensor):
         raise ValueError("images of different sizes need an Augmentation with a `crop`")
     return images
@@ -169,7 +170,7 @@ def _square(images: Images) -> Tensor:
 
 def _cut_out(pixels: Tensor, side: int, centre: Tensor) -> None:
     """Blacken a square of each image ([B, 3, H, W]) in place; `centre` is a fraction of H and W in [0, 1), [B, 2]."""
-    # If the side is even, the drawn pixel is the first one after the middle.
+    # if the side is even, the drawn pixel is the first one after the middle
     middle = (side - 1) / 2 - side // 2
     inside = []
     for size, share in zip(pixels.shape[2:], centre.unbind(1), strict=True):
@@ -180,8 +181,8 @@ def _cut_out(pixels: Tensor, side: int, centre: Tensor) -> None:
     pixels.masked_fill_((down[:, :, None] & across[:, None])[:, None], 0)
 
 
-# A tensor made from a Python list is a copy from the host, which is forbidden during the capture of a CUDA graph. It is
-# therefore made once per device, in the warm-up before the capture.
+# Cached, because a tensor made from a Python list is a copy from the host, which is forbidden during the capture of a
+# CUDA graph. It is made in the warm-up before the capture.
 @lru_cache
 def _scale_and_shift(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """(pixel / 255 - mean) / std = pixel * scale + shift; both [3, 1, 1]."""

@@ -1,11 +1,11 @@
 """AutoAugment of whole batches on the device; each image gets the two operations of its own sub-policy.
 
-Sub-policies and operations are those of torchvision, exact to the pixel. The published reference differs in two points:
-it shears with bicubic interpolation, while this module uses the nearest pixel, like torchvision; and its threshold of
-solarize starts at 256, which this module adopts (that of torchvision starts at 255).
+Sub-policies and operations are those of torchvision, exact to the pixel, with one exception: the threshold of solarize
+starts at 256, as in the published reference, and not at 255. The reference also shears with bicubic interpolation,
+while this module uses the nearest pixel, as torchvision does.
 
-There is no loop over images and no branch on data, so the code can be part of a captured CUDA graph: every image passes
-through every stage, with parameters that change nothing if the stage is not part of its operation.
+There is no loop over images and no branch on data, so the code can be part of a captured CUDA graph. Every image passes
+through every stage. If a stage is not part of an image's operation, its parameters change nothing.
 """
 
 import math
@@ -19,11 +19,11 @@ PolicyName = Literal["cifar10", "imagenet", "svhn"]
 Step = tuple[str, float, int | None]
 """Name of an operation, its probability, and its magnitude as one of the bins 0 .. 9."""
 Policy = tuple[tuple[Step, Step], ...]
-"""Sub-policies of two steps each; every image gets a random one."""
+"""Sub-policies of two steps each, of which every image gets a random one."""
 
 BINS = 10
 FILL = 128.0
-"""Grey level of pixels that a geometric operation moves in from outside the image."""
+"""Grey level of pixels that a geometric operation moves into the image from outside."""
 _LUMA = (0.2989, 0.587, 0.114)  # weights of red, green and blue in torchvision
 _STRONGEST = {"Shear": 0.3, "Rotate": 30.0}  # magnitude of the last bin: a slope, degrees
 _TRANSLATION = 150 / 331  # fraction of the image's side at the last bin
@@ -67,7 +67,7 @@ def draw_operations(policy: Policy, n: int, generator: torch.Generator) -> Tenso
     """Draw the two operations of `n` images: int64, [n, 2], positions in `operations_of(policy)`."""
     which, chance, sign = torch.rand(n, 5, generator=generator, device=generator.device).split([1, 2, 2], 1)
     numbers, probabilities = _choices(policy, generator.device)
-    # The product stays below len(policy), also after rounding to float32, because the factor is below 1.
+    # the product is below len(policy) even after rounding to float32, because the factor is below 1
     sub_policy = (which[:, 0] * len(policy)).long()
     chosen = numbers[sub_policy].gather(2, (sign < 0.5).long()[..., None])[..., 0]
     return torch.where(chance < probabilities[sub_policy], chosen, 0)
@@ -77,8 +77,8 @@ def auto_augment(pixels: Tensor, policy: Policy, operations: Tensor) -> Tensor:
     """Apply two operations (from `draw_operations`) to each image (float32 [B, 3, H, W], integers in 0 .. 255)."""
     tables = _tables(policy, pixels.shape[2], pixels.shape[3], pixels.device)
     first, second = operations.unbind(1)
-    # An operation either recolours or moves the pixels of an image. Both steps can therefore share one move, between
-    # the recolouring of the first step and that of the second.
+    # An operation either recolours or moves the pixels of an image. So both steps can share one move, between the
+    # recolouring of the first step and that of the second.
     blends = any(operation.name in ("Color", "Sharpness") for operation in operations_of(policy))
     pixels = _recolour(pixels, tables, first, blends)
     pixels = _move(pixels, tables, first, second)
@@ -112,7 +112,7 @@ def _choices(policy: Policy, device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.tensor(numbers, device=device), torch.tensor(probabilities, device=device)
 
 
-# These tensors are never freed, because a captured graph reads them at every replay. They are copied to the device in
+# Cached without a limit, because a captured graph reads these tensors at every replay. They are copied to the device in
 # the warm-up before the capture, during which copies from the host are forbidden.
 @cache
 def _tables(policy: Policy, height: int, width: int, device: torch.device) -> _Tables:
@@ -126,7 +126,7 @@ def _tables(policy: Policy, height: int, width: int, device: torch.device) -> _T
     def called(wanted: str) -> Tensor:
         return torch.tensor([name == wanted for name, _ in operations])
 
-    # Weights of the image and of the other image in a blend, each rounded to float32.
+    # weights of the image and of the other image in a blend, each rounded to float32
     factor = torch.tensor([1.0 + magnitude for _, magnitude in operations])
     rest = torch.tensor([1.0 - (1.0 + magnitude) for _, magnitude in operations])
     grey, smooth = called("Color"), called("Sharpness")
@@ -234,8 +234,8 @@ def _image_curves(
     """New value of each grey level of each channel of each image, [B, 3, 256].
 
     `levels` are the pixels as int64 [B, 3, H * W], `of_mean` is the weight of the mean brightness [B, 1]."""
-    # The sum is exact up to 256 x 256 pixels; in larger images, rounding may change a grey level. The divisor is a
-    # tensor because CUDA would multiply by the rounded inverse of a Python number.
+    # The sum is exact up to 256 x 256 pixels. In larger images, rounding may change a grey level. The divisor is a
+    # tensor, because CUDA would multiply by the rounded inverse of a Python number.
     total = grey.sum((2, 3))  # [B, 1]
     mean = total / torch.full_like(total, levels.shape[2])
     given = tables.curves.index_select(0, operation) + mean * of_mean  # [B, 256]
@@ -245,7 +245,7 @@ def _image_curves(
     counts.scatter_add_(2, levels, torch.ones_like(levels, dtype=torch.int32))
     below = counts.cumsum(2, dtype=torch.int32) - counts  # number of pixels darker than a level
     step = below.gather(2, high.long()).div(255, rounding_mode="floor")
-    # Integers below 2^24, so their float32 quotient truncates correctly. 0 / 0 may occur, but is not selected.
+    # integers below 2^24, so that their float32 quotient truncates correctly; 0 / 0 may occur, but is not selected
     equalised = (below + step // 2) / step
 
     flat = low == high  # nothing to stretch: 0 .. 255 leaves such a channel unchanged

@@ -25,9 +25,9 @@ def cache_folder() -> Path:
 
 
 def cached(key: str, make: Callable[[Path], None], read: Callable[[Path], T]) -> T:
-    """What `read` returns for a folder of the cache that `make` fills, at most once per `key`.
+    """Read a folder of the cache, which `make` fills at most once per `key`. Returns the result of `read`.
 
-    A folder for which `read` raises a `DamagedError` is filled again.
+    If `read` raises a `DamagedError`, the folder is filled again.
     """
     folder = cached_folder(key, make)
     try:
@@ -35,17 +35,17 @@ def cached(key: str, make: Callable[[Path], None], read: Callable[[Path], T]) ->
     except DamagedError as error:
         print(f"ffcil: {error.what}, so it is created again.", file=sys.stderr)
     aside = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=folder.parent))
-    folder.replace(aside)  # Processes that use its files keep them.
+    folder.replace(aside)  # processes that use its files keep them
     shutil.rmtree(aside, ignore_errors=True)
     return read(cached_folder(key, make))
 
 
 def cached_folder(key: str, make: Callable[[Path], None]) -> Path:
-    """A folder that `make` fills, at most once per `key`.
+    """A folder of the cache, which `make` fills at most once per `key`.
 
-    The folder gets its name only when it is complete and on the disk. Until then it is a draft, and other processes
-    that need the same key wait. If a process is killed, its draft stays, and `make` may continue it; if `make` fails,
-    the draft is removed.
+    The folder gets its name when it is complete and on the disk. Until then it is a draft, and other processes that
+    need the same key wait. If a process is killed, its draft stays, and `make` may continue it. If `make` fails, the
+    draft is removed.
     """
     folder = cache_folder() / key
     if folder.is_dir():
@@ -64,23 +64,24 @@ def cached_folder(key: str, make: Callable[[Path], None]) -> Path:
                 draft = folder.with_name(f".{key}")
                 draft.mkdir(exist_ok=True)
                 _fill(draft, folder, make)
-            lock_file.unlink(missing_ok=True)  # no longer needed: whoever waits for it finds the folder
+            lock_file.unlink(missing_ok=True)  # processes that wait for the lock find the folder
     except OSError:
         if not failed:
             raise
-        # There are no locks on this file system: the first process to finish provides the folder.
+        # there are no locks on this file system, so the first process to finish provides the folder
         _fill(Path(tempfile.mkdtemp(prefix=f".{key}-", dir=folder.parent)), folder, make)
     return folder
 
 
 def _fill(draft: Path, folder: Path, make: Callable[[Path], None]) -> None:
+    """Fill a draft and rename it to `folder`, which marks it as complete."""
     try:
         make(draft)
         for path in (*draft.rglob("*"), draft):
-            sync(path)  # before the folder is renamed, which marks it as complete
+            sync(path)
         draft.rename(folder)
         sync(folder.parent)
-    except Exception as error:  # not for Ctrl-C, after which the draft can be continued
+    except Exception as error:  # not KeyboardInterrupt, after which the draft can be continued
         shutil.rmtree(draft, ignore_errors=True)
         if isinstance(error, OSError) and folder.is_dir():  # another process finished first
             return

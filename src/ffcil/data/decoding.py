@@ -26,11 +26,12 @@ from ffcil.data.store import BadImage, Store, StoreDraft, open_store
 from ffcil.errors import InputError
 
 LARGE = 96
-"""Smallest input side for which full frames are stored and augmented like ImageNet, not like CIFAR."""
+"""Smallest side of the network's input for which full frames are stored, and augmented like ImageNet. For smaller
+inputs, centre squares are stored, and augmented like CIFAR."""
 LONGEST = 16
-"""Largest ratio of the long to the short side of an image; longer images are rejected as unreadable."""
+"""Largest ratio of the long to the short side of an image. Longer images are rejected as unreadable."""
 IN_FLIGHT = Budget(192_000_000)
-"""Pixels that are decoded at a time: sixteen photographs of 12 megapixels. Each takes 4 to 12 bytes."""
+"""Number of pixels that are decoded at a time: sixteen photographs of 12 megapixels. A pixel takes 4 to 12 bytes."""
 _AHEAD = 64  # images that are decoded before they are written; bounds the memory
 _NAMED = 20  # unreadable images that an error lists by name
 _SECONDS = 10  # between two lines of progress without a terminal
@@ -42,6 +43,7 @@ class Encoded(NamedTuple):
     name: str
     """Name that a user recognises, such as its path."""
     content: Path | bytes
+    """The file of the image, or its content."""
     part: int
     """Part of the data set: 0 for training, 1 for test."""
 
@@ -49,9 +51,9 @@ class Encoded(NamedTuple):
 @cache
 def image_formats() -> tuple[str, ...]:
     """Prepare Pillow and return the formats that are read: all but EPS, for which Pillow starts Ghostscript."""
-    Image.preinit()  # The common formats come first.
+    Image.preinit()  # the common formats come first
     Image.init()
-    # The C library returns larger blocks to the system. Smaller ones would stay with each thread that decoded an image.
+    # The C library returns large blocks to the system. Small ones would stay with each thread that decoded an image.
     Image.core.set_block_size(2**26)  # type: ignore[attr-defined]
     return tuple(name for name in Image.ID if name != "EPS")
 
@@ -76,7 +78,7 @@ def _open_regular(path: Path) -> BinaryIO:
 
 
 def as_shown(image: Image.Image) -> Image.Image:
-    """A copy of an image in RGB with the orientation that a viewer shows; transparency is dropped."""
+    """A copy of an image in RGB with the orientation in which viewers show it. Transparency is dropped."""
     return _rgb(ImageOps.exif_transpose(image))
 
 
@@ -101,12 +103,13 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 
 def short_side_for(size: int) -> int:
-    """Short side of the stored frames; test images are the central 224 of 256 pixels, or the same fraction."""
+    """Short side of the stored frames for input size `size`. Test images are the central 224 of 256 pixels, or the same
+    fraction."""
     return round(size * 256 / 224)
 
 
 def scaled(image: Image.Image, size: int) -> Image.Image:
-    """Scale an image for a network of input size `size`: its centre square, or for large sizes the full frame."""
+    """Scale an image for a network of input size `size`: its centre square or, for large sizes, the full frame."""
     if size < LARGE:
         return ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
     short, long = sorted(image.size)
@@ -130,11 +133,14 @@ class UnreadableImages(InputError):
 def decode_to_store(
     key: str, images: Callable[[], Iterable[Encoded]], count: int, size: int, skip_bad: bool = False
 ) -> Store:
-    """The store of training and test images; they are decoded at most once per `key`, then memory-mapped.
+    """The memory-mapped store of training and test images, which are decoded at most once per `key`.
 
-    `images` returns `count` images and is called only if they must be decoded. Centre squares are stored as [3, height,
-    width], full frames as [height, width, 3]. With `skip_bad`, unreadable images are left out; otherwise they are an
-    error.
+    Centre squares are stored as [3, height, width], full frames as [height, width, 3].
+
+    Args:
+        images: Returns `count` images. It is called only if they must be decoded.
+        size: Input size of the network.
+        skip_bad: Whether unreadable images are left out. Otherwise they are an error.
     """
 
     def write(folder: Path) -> None:
@@ -155,7 +161,7 @@ def decode_to_store(
 
 
 def read_all(images: Iterable[Encoded], count: int, size: int) -> Iterator[BadImage | bytes]:
-    """Decode all images for input size `size`: a digest of the pixels of each, or why it cannot be decoded."""
+    """Decode all images for input size `size`. Yields a digest of the pixels of each, or why it cannot be decoded."""
     for position, (image, result) in enumerate(_with_progress(_in_order(images, size), count, 0, "Reading images")):
         if isinstance(result, str):
             yield BadImage(position, image.name, result)

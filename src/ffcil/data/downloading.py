@@ -1,4 +1,4 @@
-"""Downloads that nobody on the way can change: over HTTPS, or with a SHA-256 checksum."""
+"""Downloads that nobody can change on their way: over HTTPS, or with a SHA-256 checksum."""
 
 import hashlib
 import urllib.request
@@ -10,6 +10,8 @@ from urllib.error import URLError
 
 
 class _NoPlainHttp(urllib.request.HTTPHandler):
+    """Handler that refuses requests over plain HTTP."""
+
     def http_open(self, req: urllib.request.Request) -> NoReturn:
         raise URLError(f"{req.full_url} is not HTTPS")
 
@@ -30,7 +32,7 @@ def download_archive(root: Path, url: str, sha256: str) -> None:
 
     archive = root / url.rpartition("/")[2]
     if not archive.is_file() or _sha256(archive) != sha256:
-        archive.unlink(missing_ok=True)  # it was cut off
+        archive.unlink(missing_ok=True)  # an interrupted download
         download_url(url, str(root))
     if _sha256(archive) != sha256:
         archive.unlink()

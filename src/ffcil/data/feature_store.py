@@ -1,8 +1,8 @@
 """`FeatureStore`: features of a frozen network on disk, found by the digest of an image's pixels.
 
-Any run over the same images with the same network shares them, whatever its classes, steps and seeds. Features are
-float16 and are memory-mapped. A part is written whole, so that several processes can add to a store at the same time:
-at worst an image is there twice.
+All runs over the same images with the same network share them, whatever their classes, steps and seeds. Features are
+float16 and memory-mapped. Parts are written as whole files, so several processes can add to a store at the same time.
+At worst, an image is then stored twice.
 """
 
 import uuid
@@ -21,7 +21,7 @@ from ffcil.data.cache import cache_folder
 SMALL = 4096
 """Number of images below which a part is small."""
 FEW = 16
-"""Number of small parts that are left as they are. More are joined."""
+"""Largest number of small parts. More of them are joined."""
 
 
 class FeatureStore:
@@ -55,7 +55,7 @@ class FeatureStore:
         return torch.from_numpy(found).to(digests.device).float()
 
     def _stored(self, wanted: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether each digest is stored. `np.isin` would sort all stored digests in every call."""
+        """Whether each digest is stored, bool [N]. It avoids `np.isin`, which would sort all stored digests."""
         places = np.searchsorted(self._digests, wanted)
         found: NDArray[np.bool_] = places < len(self._digests)
         found[found] = self._digests[places[found]] == wanted[found]
@@ -67,7 +67,7 @@ class FeatureStore:
         return len(self._digests)
 
     def _read_parts(self) -> None:
-        """Map parts that were not there before, and drop those that are gone."""
+        """Map parts that are new, and drop those that are gone."""
         there = self._listed()
         if there == list(self._parts):
             return
@@ -93,6 +93,7 @@ class FeatureStore:
         return digests, np.load(self.folder / name.replace("digests", "features"), mmap_mode="r")
 
     def _add(self, digests: NDArray[np.int64], features: NDArray[np.float16]) -> None:
+        """Write a part, then join small parts if there are too many."""
         self._write(digests, features)
         self._read_parts()
         small = [name for name, (part, _) in self._parts.items() if len(part) < SMALL]
@@ -105,7 +106,7 @@ class FeatureStore:
             self._read_parts()
 
     def _write(self, digests: NDArray[np.int64], features: NDArray[np.float16]) -> None:
-        """Write a part: its features first, because a part is there as soon as its digests are."""
+        """Write a part: its features first, because other processes read a part as soon as its digests exist."""
         self.folder.mkdir(parents=True, exist_ok=True)
         name = uuid.uuid4().hex
         for kind, values in (("features", features), ("digests", digests)):

@@ -26,7 +26,7 @@ from ffcil.data.image_set import ImageSet
 from ffcil.data.store import PARTS, StoreDraft, open_store, verify_store
 from ffcil.errors import InputError
 
-# Characters that look alike are left out: 0 O o, 1 I l, x X, Γ r, Э 3 and so on.
+# without characters that look alike: 0 O o, 1 I l, x X, Γ r, Э 3 and so on
 CHARACTERS: tuple[str, ...] = (
     *"23456789",
     *"ABCDEFGHJKLMNPQRSTUVWXYZ",
@@ -41,8 +41,8 @@ CHARACTERS: tuple[str, ...] = (
 GLYPHS_AUGMENTATION = Augmentation(
     mean=(0.501, 0.500, 0.500), std=(0.240, 0.242, 0.240), padding=2, flip=False, policy="svhn", cutout=8
 )
-"""No flip, because a mirrored character is another character; a small Cutout square, because a larger one would hide
-the difference between characters."""
+"""There is no flip, because a mirrored character is another character. The Cutout square is small, because a larger one
+would hide the differences between characters."""
 
 SIZE = 32
 """Side of an image in pixels."""
@@ -65,8 +65,8 @@ _CONTRAST = 0.25  # minimal brightness difference of character and background (9
 def draw_glyphs(characters: Sequence[str], images_per_class: int, seed: int) -> NDArray[np.uint8]:
     """Draw `images_per_class` images of each of `characters`, class by class: uint8, [C * n, 3, 32, 32].
 
-    The same arguments give the same images, bit-equal on one machine; rounding differs between processors and versions
-    of FreeType. The characters at the borders are taken from `characters` too.
+    The same arguments give the same images, bit-equal on one machine. Rounding differs between processors and versions
+    of FreeType. The characters at the borders are also taken from `characters`.
     """
     masks = [_masks(character) for character in characters]
     others = F.avg_pool2d(torch.cat(masks)[:, None], 2)[:, 0]
@@ -101,7 +101,7 @@ def glyphs(train_per_class: int = TRAIN_PER_CLASS, test_per_class: int = TEST_PE
 
 
 def _key(train_per_class: int, test_per_class: int) -> str:
-    # The pixels of a character depend on the version of FreeType.
+    # the pixels of a character depend on the version of FreeType
     return f"glyphs-{_VERSION}-{train_per_class}-{test_per_class}-freetype-{features.version('freetype2')}"
 
 
@@ -127,7 +127,7 @@ def _charmap(face: str) -> frozenset[int]:
 
 @lru_cache
 def _font(face: str) -> ImageFont.FreeTypeFont:
-    # The basic layout, because the other one is not available on all machines.
+    # the other layout is not available on all machines
     return ImageFont.truetype(_path(face), _EM, layout_engine=ImageFont.Layout.BASIC)
 
 
@@ -221,7 +221,7 @@ def _contrasting(draw: _Draw, colours: Tensor) -> Tensor:
     candidates, luma = _colours(draw, n, tries), torch.tensor(_LUMA)
     contrast = ((candidates @ luma)[:, :, None] - (colours @ luma)[:, None]).abs().amin(2)  # [n, tries]
     enough = contrast >= _CONTRAST
-    # The first that is sufficient, or else the best.
+    # the first sufficient one, or else the best
     choice = torch.where(enough.any(1), enough.int().argmax(1), contrast.argmax(1))
     return candidates[torch.arange(n), choice]
 

@@ -23,7 +23,7 @@ _HASHED = 100  # number of images that a thread moves to the host at a time
 
 @dataclass(frozen=True, repr=False)
 class ImageSet:
-    """Images and labels of one split."""
+    """Images and labels, for example of one split."""
 
     images: Images
     """uint8 [N, 3, H, W], or images of different sizes; on the device, or on the CPU and possibly memory-mapped."""
@@ -31,7 +31,8 @@ class ImageSet:
     """int64 [N], on the device of the images: position in `class_names`, or -1 for images of unused classes."""
     class_names: tuple[str, ...]
     digest_file: Path | None = None
-    """File for the digests of all images, if these are in a store on disk. It is written when they are first needed."""
+    """File for the digests of all images, if these are in a store on disk. It is written when digests are first
+    needed."""
 
     def __post_init__(self) -> None:
         images = self.images
@@ -61,7 +62,7 @@ class ImageSet:
         return height, width
 
     def to(self, device: torch.device) -> Self:
-        """Move to `device`. Images that do not fit into GPU memory stay in pinned memory, from which the GPU reads."""
+        """The same images on `device`. If they do not fit into GPU memory, the GPU reads them from pinned memory."""
         images = place(self.images, device) if isinstance(self.images, Tensor) else self.images.to(device)
         return replace(self, images=images, labels=self.labels.to(device))
 
@@ -73,7 +74,7 @@ class ImageSet:
         return self.images[rows].cpu().numpy().tobytes()
 
     def digests(self, rows: Tensor) -> Tensor:
-        """A digest of the size and the pixels of each of the images `rows`: int64, on the device of the images."""
+        """A digest of the size and the pixels of each of the images `rows`, int64 [N], on the device of the images."""
         if self.digest_file is None:
             return self._computed_digests(rows)
         return self._all_digests(self.digest_file).to(self.images.device)[rows]
@@ -104,7 +105,7 @@ class ImageSet:
         return [_digest(repr(tuple(picture.shape)).encode() + picture.numpy().tobytes()) for picture in pictures]
 
     def sample(self) -> bytes:
-        """All labels and a few images, for a cheap fingerprint."""
+        """All labels and a few images, for a fingerprint that takes little time."""
         labels = self.labels.cpu().numpy().tobytes()
         if not len(self):
             return labels

@@ -37,7 +37,7 @@ def find_folder(root: Path | None) -> Path:
 
 
 def list_folder(root: Path | None, partial: bool = False) -> Listing:
-    """List train/ and test/, or one folder of classes, of which a fraction of every class is for testing.
+    """List train/ and test/, or a single folder of classes, of which a fraction of every class is used for testing.
 
     With `partial`, train/ or test/ alone is sufficient."""
     root = find_folder(root)
@@ -92,7 +92,8 @@ def _folders(root: Path) -> list[str]:
 
 
 def _is_class(folder: Path) -> bool:
-    """Whether a folder with the name of a split is a class, such as trains: it has none, and there are others."""
+    """Whether a folder with the name of a split is a class of trains or tests: it has no folders, and has others beside
+    it."""
     return not _folders(folder) and len(_folders(folder.parent)) > 1
 
 
@@ -101,8 +102,8 @@ def _has_images(folder: Path) -> bool:
 
 
 def _files_below(place: Path, seen: set[tuple[int, int]]) -> list[Path]:
-    """All files below a folder, sorted, except hidden ones: programs leave such files, as `._1.jpg`, beside photos.
-    Links are followed, but no folder is read twice or is in `seen`."""
+    """All files below a folder, sorted. Hidden files are left out, because programs write files such as `._1.jpg`
+    beside photos. Links are followed, but a folder in `seen`, or one that was read already, is not read."""
     found: list[tuple[str, list[str]]] = []
     waiting = [str(place)]
     while waiting:
@@ -124,7 +125,7 @@ def _hidden(name: str) -> bool:
 
 
 def _identity(folder: str | Path) -> tuple[int, int]:
-    """What all paths of a folder have in common."""
+    """The same value for all paths of one folder: device and inode."""
     found = os.stat(folder)
     return found.st_dev, found.st_ino
 
@@ -193,7 +194,7 @@ def list_tiny_imagenet(root: Path) -> Listing:
 
 
 def list_cub(root: Path) -> Listing:
-    """List CUB-200 from its tables, which have a number and a word per line."""
+    """List CUB-200 from its tables, whose lines have a number and a word."""
 
     def table(name: str) -> dict[str, str]:
         lines = (root / name).read_text(encoding="utf-8").splitlines()
@@ -207,7 +208,7 @@ def list_cub(root: Path) -> Listing:
 
 
 def list_torchvision(name: str, train: Sequence[str]) -> Callable[[Path], Listing]:
-    """Function that lists a data set of torchvision whose training set consists of the splits `train`."""
+    """A function that lists a data set of torchvision, whose training set consists of the splits `train`."""
 
     def split(root: Path, split: str) -> tuple[list[tuple[Path, int]], Any]:
         from torchvision import datasets

@@ -23,13 +23,13 @@ from ffcil.data.store import BadImage, open_store
 from ffcil.errors import InputError
 
 DEFAULT_SIZE = 64
-"""Default side of the network's input in pixels."""
+"""Default side of the network's input in pixels, for users' own images."""
 TEST_SHARE = 0.2
 """Fraction of each class that is used for testing if a data set has no split."""
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 TRAIN, TEST, UNUSED = 0, 1, -1
 TEST_NAMES = ("test", "val", "valid", "validation")
-"""Names of the test split; the first that occurs is used."""
+"""Names of the test split. The first one that occurs is used."""
 _NAMED = 3  # ignored files that are listed by name
 _VERSION = 3  # increased when the same files give another store
 
@@ -57,7 +57,7 @@ class Listing:
     """`TRAIN`, `TEST` or `UNUSED`, [N]."""
     class_names: tuple[str, ...]
     contents: Callable[[], Iterable[Path | bytes]]
-    """Function that returns the encoded images in order; called only if they must be decoded."""
+    """Function that returns the encoded images in order. It is called only if they must be decoded."""
     content_key: str
     """Key that changes if any image changes."""
     ignored: Sequence[str] = ()
@@ -127,7 +127,7 @@ class Listing:
         return f"images-{key.hexdigest()[:16]}"
 
     def load(self, size: int, skip_bad: bool = False, allow_outside: bool = False) -> tuple[ImageSet, ImageSet]:
-        """Training and test images for a network of input size `size`; the store is created if it does not exist.
+        """Training and test images for a network of input size `size`. Their store is created if it does not exist.
 
         Unreadable images are left out if `skip_bad` is set, or was set when the store was created. Files outside the
         folder of a table are read only if `allow_outside` is set.
@@ -161,7 +161,8 @@ def own_augmentation(size: int, smallest_crop: float = SMALLEST_CROP) -> Augment
 
 
 def stratified(labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
-    """Parts [N]: a fraction of every class, drawn with a fixed seed, is for testing; a single image is for training."""
+    """Parts [N]: a fraction of every class, drawn with a fixed seed, is for testing. A single image of a class is for
+    training."""
     generator = np.random.default_rng(0)
     parts = np.full(len(labels), TRAIN)
     for label in range(classes):
@@ -195,7 +196,7 @@ def file_key(paths: Iterable[Path]) -> str:
     """Key that changes with the name, size or modification time of any file."""
     key = hashlib.sha256()
     for path in paths:
-        stat = path.stat() if path.exists() else None  # a dangling link is reported with the unreadable images
+        stat = path.stat() if path.exists() else None  # a broken link is reported with the unreadable images
         key.update(os.fsencode(os.path.abspath(path)))  # names may have any encoding
         key.update(f"\0{stat and (stat.st_size, stat.st_mtime_ns)}\n".encode())
     return key.hexdigest()

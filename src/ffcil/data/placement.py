@@ -30,7 +30,7 @@ def place(pixels: Tensor, device: torch.device, room: int | None = None) -> Tens
 
 
 def _page_locked(pixels: Tensor) -> Tensor:
-    """A page-locked copy. torch's own pinned memory is not used because it is rounded up to a power of two."""
+    """A page-locked copy. Pinned memory of torch is not used, because its size is rounded up to a power of two."""
     locked = torch.empty_like(pixels, memory_format=torch.contiguous_format)
     for source, target in zip(pixels.view(-1).split(_BLOCK), locked.view(-1).split(_BLOCK), strict=True):
         target.copy_(source)
@@ -44,7 +44,7 @@ def _page_locked(pixels: Tensor) -> Tensor:
 
 
 class _HostMemory:
-    """Page-locked memory with the CUDA array interface; it lives as long as the tensor made from it."""
+    """Page-locked memory with the CUDA array interface. The tensor made from it keeps it alive."""
 
     def __init__(self, pixels: Tensor) -> None:
         self.pixels = pixels

@@ -24,9 +24,9 @@ class Form:
     """Glob patterns of files or folders that identify the layout."""
     list_images: Callable[[Path], Listing]
     train: int | None
-    """Published number of training images; None if unknown or uncertain, and therefore not checked."""
+    """Published number of training images; None if it is unknown or uncertain, and therefore not checked."""
     test: int | None
-    """Published number of test images; None like above."""
+    """Published number of test images; None if it is unknown or uncertain, and therefore not checked."""
 
     def fits(self, root: Path) -> bool:
         return root.is_dir() and all(any(root.glob(mark)) for mark in self.marks)
@@ -168,7 +168,7 @@ PUBLISHED = {name: _published(name, facts) for name, facts in _TABLE.items()}
 def find_published(name: str, root: Path | None, data_folder: Path) -> tuple[Form, Path]:
     """Find the layout of a data set and its folder. Users may give this folder, its parent, or a folder in it."""
     published = PUBLISHED[name]
-    # The parent comes last, because it may contain train/ and test/ of another data set.
+    # the parent comes last, because it may contain train/ and test/ of another data set
     places = [(root or data_folder) / folder for folder in published.folders]
     if root is not None:
         places += [root, *([root.parent] if root.is_dir() else [])]

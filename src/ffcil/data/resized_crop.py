@@ -1,8 +1,8 @@
 """Resized crops of whole batches from a store of either kind.
 
-Sampling is bilinear and rounded to an integer grey level, like the resizing of torchvision without antialiasing. A
-store made for its `ResizedCrop` already has the scale of the test images, and a training crop is at most slightly
-larger than the result, so little smoothing is needed. Small test images can be enlarged bicubically, like Pillow does.
+Sampling is bilinear and rounded to an integer grey level, as in torchvision without antialiasing. Little smoothing is
+needed, because a store made for its `ResizedCrop` already has the scale of the test images, and a training crop is at
+most slightly larger than the result. Small test images can be enlarged bicubically, as Pillow does it.
 """
 
 import math
@@ -18,10 +18,11 @@ from torch.nn.functional import interpolate
 from ffcil.data.ragged import Images, Located, flat_pixels, locate
 
 ATTEMPTS = 10
-"""Number of boxes drawn per image before the largest possible one is used, like in torchvision."""
+"""Number of boxes drawn per image before the largest possible one is used, as in torchvision."""
 SMALLEST_CROP = 0.05
 """Smallest area of a training crop, as a fraction of the image, as published for pre-trained ViTs."""
 Finish = Callable[[Tensor], object]
+"""Function that changes a part of the result in place."""
 _AT_ONCE = 4  # images that fit into the cache of a CPU
 _AT_ONCE_ON_A_GPU = 256  # bounds the memory of the pixels' positions
 
@@ -61,7 +62,7 @@ class ResizedCrop:
         device, n = generator.device, len(sizes)
         if not self.random:
             return torch.empty(n, 0, dtype=torch.int64, device=device)
-        # float64 gives the same box on every device.
+        # float64 gives the same box on every device
         area, shape = torch.rand(2, n, ATTEMPTS, generator=generator, device=device, dtype=torch.float64)
         place = torch.rand(n, 2, generator=generator, device=device, dtype=torch.float64)
         least, most = self.scale
@@ -124,8 +125,8 @@ class ResizedCrop:
         top, left = (round((side - self.size) / 2) for side in (height, width))
         result = torch.empty(len(rows), 3, self.size, self.size, device=store.device)
         for part in (slice(start, start + _AT_ONCE_ON_A_GPU) for start in range(0, len(rows), _AT_ONCE_ON_A_GPU)):
-            # First the width, then the height, with rounding in between, like Pillow. Antialiasing selects the curve of
-            # Pillow, and has no other effect on images that grow.
+            # First the width, then the height, with rounding in between, as in Pillow. `antialias` selects the curve of
+            # Pillow, and has no other effect on images that are enlarged.
             large = store[rows[part]].float()
             for shape in ((large.shape[2], width), (height, width)):
                 large = interpolate(large, shape, mode="bicubic", antialias=True).round_().clamp_(0, 255)
@@ -149,7 +150,7 @@ def resample(
         finish: Function applied in place to each part of the result.
     """
     place, pixels = locate(store, rows), flat_pixels(store)
-    # int32 if possible, because positions are most of the memory traffic.
+    # int32 if possible, because positions take most of the memory traffic
     integer = torch.int32 if pixels.numel() < 2**31 else torch.int64
     result = torch.empty(len(rows), 3, size, size, device=pixels.device)
 
@@ -173,7 +174,7 @@ def resample(
 
 
 def cut_out(store: Images, rows: Tensor, corners: Tensor, size: int, finish: Finish | None = None) -> Tensor:
-    """`resample` for boxes of `size` pixels, whose pixels stay as they are. Corners are int64 [B, 2]."""
+    """`resample` for boxes of `size` pixels, which are copied. Corners are int64 [B, 2]."""
     result = torch.empty(len(rows), 3, size, size)
     places = list(zip(rows.tolist(), corners.tolist(), strict=True))
 
@@ -191,7 +192,7 @@ def cut_out(store: Images, rows: Tensor, corners: Tensor, size: int, finish: Fin
 def resample_one_by_one(
     store: Images, rows: Tensor, box: Tensor, flip: Tensor, size: int, finish: Finish | None = None
 ) -> Tensor:
-    """`resample` for integer boxes, equal up to one grey level and several times faster on a CPU."""
+    """`resample` for integer boxes, several times faster on a CPU. Results differ by one grey level at most."""
     result = torch.empty(len(rows), 3, size, size)
     places = list(zip(rows.tolist(), box.tolist(), flip.tolist(), strict=True))
 
@@ -212,8 +213,8 @@ def resample_one_by_one(
 def _in_threads(sample: Callable[[slice], None], n: int) -> None:
     """Process a few images at a time in each of several threads.
 
-    A single image is too small to be shared by threads: if the cores are busy, torch's own threads, which wait for each
-    other after every operation, are ten times slower than a single thread. The result is bit-equal.
+    Several threads of torch for one image wait for each other after every operation. If the cores are busy, they are
+    ten times slower than a single thread. The results are bit-equal.
     """
     parts = [slice(start, start + _AT_ONCE) for start in range(0, n, _AT_ONCE)]
     threads = torch.get_num_threads()

@@ -72,7 +72,7 @@ def find_source(name: str) -> Source:
 
 
 def check_drawn(name: str, data: Path | None) -> None:
-    """Raise an error if files are given for a data set that has none: the user believes that they are used."""
+    """Raise an error if files are given for a data set that is drawn and would not use them."""
     if name == "glyphs" and data is not None:
         raise InputError(
             "Data set 'glyphs' is drawn, not read from files: leave --data out, or set dataset to folder, parquet or "
@@ -81,7 +81,7 @@ def check_drawn(name: str, data: Path | None) -> None:
 
 
 def form_of(path: Path) -> str:
-    """Form of the user's own images at a path: folder, parquet or csv."""
+    """Form of the user's own images at a path: `folder`, `parquet` or `csv`."""
     if not path.exists():
         raise InputError(f"There is no file or folder {path}: correct the path.")
     suffix = path.suffix.lower()
@@ -218,7 +218,7 @@ def _load_cifar100(named: Path | None, image_size: int | None, skip_bad: bool, a
 
 
 def _listed(list_images: ListImages, image_size: int | None, usual: int, smallest_crop: float = SMALLEST_CROP) -> Load:
-    """Function that loads the images of a listing."""
+    """A function that loads the images of a listing."""
 
     def load(root: Path | None, asked: int | None, skip_bad: bool, allow_outside: bool) -> DataSet:
         size = image_size or asked or usual
@@ -229,7 +229,7 @@ def _listed(list_images: ListImages, image_size: int | None, usual: int, smalles
 
 
 def _missing(find: Callable[[Path | None], object]) -> Callable[[Path | None], str | None]:
-    """Function that returns the error of `find`, or None."""
+    """A function that returns the error message of `find`, or None."""
 
     def problem(root: Path | None) -> str | None:
         try:

@@ -45,7 +45,7 @@ class Store(NamedTuple):
 
 
 def open_store(folder: Path) -> Store:
-    """Map a store. Missing, truncated and unreadable files are an error; `verify_store` finds changed pixels, too."""
+    """Map a store. Missing, truncated and unreadable files are an error. Only `verify_store` finds changed pixels."""
     with _reporting_damage(folder):
         about = _about(folder)
         for name in _SIZES:
@@ -84,7 +84,7 @@ def _about(folder: Path) -> Any:
 
 def _mapped(folder: Path, part: int) -> tuple[Tensor, Tensor]:
     path = folder / _PIXELS[part]
-    # An empty file cannot be mapped. Copy on write, because torch has no read-only tensors.
+    # An empty file cannot be mapped. The mode is copy-on-write, because torch has no read-only tensors.
     pixels = np.memmap(path, np.uint8, "c") if path.stat().st_size else np.empty(0, np.uint8)
     sizes = np.load(folder / _SIZES[part])
     if sizes.shape[1:] != (2,) or 3 * int(sizes.prod(1).sum()) != len(pixels):
@@ -98,7 +98,8 @@ def _digest(path: Path) -> Any:
 
 
 class StoreDraft:
-    """A store that is being written. After a kill, it is continued after the last complete entry of its journal."""
+    """A store that is being written. If its process is killed, it can be continued after the last complete entry of its
+    journal."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

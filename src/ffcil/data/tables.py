@@ -21,7 +21,7 @@ HOW_PARQUET = "give with --data a Parquet file or a folder of them, with columns
 HOW_CSV = "give with --data a CSV file with columns path, label and, optionally, split"
 _CLASSES = "classes.txt"
 _AT_ONCE = 64  # rows of a Parquet file in memory at a time
-_FIRST_LINE = 2**16  # maximal number of characters of a header
+_FIRST_LINE = 2**16  # largest number of characters of a header
 _BUFFER = 2**20  # bytes of a Parquet file read at a time; the default is a whole row group
 
 

@@ -1,12 +1,12 @@
 """AnyArrival: a linear discriminant of deep features, from sums over everything seen. How classes arrive has no effect.
 
-Every image contributes one feature of a frozen network to its class mean and to one covariance. All that is chosen (the
-shrinkage of the covariance, the calibration of the scores, the novelty scores of known images) is chosen by leaving out
-one of all images seen so far at a time, in closed form. So any order, any cut into steps and any repetition of images
-gives the same model, and removing images or classes gives the model that never saw them.
+Every image contributes one feature of a frozen network to its class mean and to one covariance. Everything else (the
+shrinkage of the covariance, the calibration of the scores, the novelties of known images) is chosen by leaving out one
+training image at a time, in closed form. So any order of the images, any division into steps and any repetition gives
+the same model, and removing images or classes gives the model that never saw them.
 
-With `options.adapt`, adapters of the network are trained when enough classes have come. The features of images that
-are gone by then are moved as those of the images at hand move. So arrivals have an effect, though a small one.
+With `options.adapt`, adapters of the network are trained when enough classes have arrived. The features of earlier
+images, which are gone by then, are moved as those of the available images move. So arrivals have a small effect.
 """
 
 import copy
@@ -21,13 +21,14 @@ from pydantic import NonNegativeInt, PositiveInt, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
-from ffcil.calibration import Calibration, fit_calibration, fit_temperature, threshold_at
+from ffcil.calibration import Calibration, threshold_at
 from ffcil.data.image_set import ImageSet
 from ffcil.errors import InputError
 from ffcil.losses import cross_entropy
 from ffcil.methods.learner import LearnerSettings, MethodConfig
 from ffcil.methods.parts.fixed_prototypes import FixedPrototypes
 from ffcil.methods.parts.kept_features import KeptFeatures, half
+from ffcil.methods.parts.left_out import MOST_IMAGES, choose_by_leaving_out
 from ffcil.methods.parts.spaces import gathering_steps, tuning_steps
 from ffcil.methods.parts.waiting_images import WaitingImages
 from ffcil.methods.pretrained import Network, Pretrained
@@ -38,36 +39,30 @@ from ffcil.models.novelty import Novelty
 from ffcil.models.tuners import Adapters
 from ffcil.stream import Increment
 
-SHRINKAGES = (0.01, 0.03, 0.1, 0.3, 1.0)
-"""Candidates for the shrinkage of the covariance."""
-CHOOSING, CALIBRATING = 100_000, 1_000_000
-"""Most scores (images times classes) of left-out images that choose the shrinkage, and that calibrate."""
-FEWEST, MOST = 100, 5_000
-"""Bounds on the number of these images."""
-
 
 class AnyArrivalConfig(MethodConfig):
     """AnyArrival's own fields."""
 
     blocks: NonNegativeInt | None = None
-    """Number of last blocks (or stages) of the network whose mean patch features are read beside its own features.
-    null: half of them and one."""
+    """Number of last blocks (or stages) of the network whose mean patch features are used besides its own features;
+    null: half of the blocks plus one."""
     width: PositiveInt = 1536
-    """Most features of an image. More are projected onto this number of random directions."""
+    """Largest number of features of an image. If there are more, they are projected onto this number of random
+    directions."""
     keep: Literal["features", "statistics"] = "features"
-    """What is kept of an image. `features`: its features in half precision (3 kB at 1,536), from which shrinkage and
-    calibration are chosen, and with which images and classes can be removed again. `statistics`: sums only, for data
-    of which nothing may be kept. The shrinkage is then estimated from the sums, and scores are not calibrated."""
+    """What is kept of an image. `features`: its features in half precision (3 kB for 1,536 features). They choose the
+    shrinkage and the calibration, and with them images and classes can be removed again. `statistics`: sums only, for
+    data of which nothing may be kept. The shrinkage is then estimated from the sums, and scores are not calibrated."""
     adapt: Literal["never", "first", "gathered"] = "never"
-    """When adapters of the network are trained. `never`: the network stays as it is. `first`: at the first step with
-    `enough` classes. `gathered`: whenever `enough` new classes have come, in one step or in several, since the last
-    time; images wait for it."""
+    """When adapters of the network are trained. `never`: the network does not change. `first`: at the first step with
+    `enough` classes. `gathered`: whenever `enough` classes have arrived since the last training, in one step or in
+    several; their images are kept until then."""
     enough: PositiveInt = 80
-    """Fewest new classes for which adapters are trained. With few classes, adapters cost accuracy instead of adding
-    it: on a choosing seed of Cars, 20 and 40 were below no adaptation at all, and 80 above it under every schedule."""
+    """Smallest number of new classes for which adapters are trained. With few classes, adapters lower the accuracy: on
+    a choosing seed of Cars, 20 and 40 were below no adaptation, and 80 was above it under every schedule."""
     waiting: NonNegativeInt = 2000
-    """Most images that wait until `gathered` trains adapters. If there are more, every class keeps the same number of
-    images. After the training, no image is kept."""
+    """Largest number of images that are kept until `gathered` trains adapters. If there are more, every class keeps the
+    same number of them. After the training, no image is kept."""
     rank: PositiveInt = 16
     """Rank of the adapters."""
 
@@ -88,7 +83,7 @@ class AnyArrivalConfig(MethodConfig):
 
 @register("anyarrival")
 class AnyArrival(Pretrained):
-    """The scores of a class are its calibrated log-probabilities: their softmax is a probability."""
+    """The score of a class is its calibrated log-probability, so that the softmax of the scores is calibrated."""
 
     title = "AnyArrival"
     classifiers: ClassVar[Mapping[str, str]] = {"discriminant": "discriminant"}
@@ -110,27 +105,29 @@ class AnyArrival(Pretrained):
         super().__init__(settings, config)
         device, width = self.engine.device, self.feature_dim
         self.sums = ClassSums(width).to(device)
-        """Within classes."""
+        """Numbers, sums and the common scatter of the features of all classes."""
         self.kept = KeptFeatures(width, device)
         self.calibration = Calibration()
         self.shrinkage = 1.0
         self.novelty: Novelty | None = None
-        self._spaces: tuple[Network, Network] | None = None
-        """Distances of features to the classes, and to all images as one class; made when they are needed."""
+        self._distances: tuple[Network, Network] | None = None
+        """Functions that give the distances of features to the classes, and to all images as one class. They are made
+        when they are needed, and None before."""
         self.adapters = self.fresh_adapters(self.config.rank if self.tunes_network else 0)
         self.earlier = copy.deepcopy(self.adapters).requires_grad_(False)
-        """The adapters before the newest step."""
+        """The adapters at the end of the previous step."""
         self.waiting_images = WaitingImages(self.config.waiting, device)
         self._before = torch.empty(0, width, device=device)
-        """Features of the training images of a step by the earlier adapters, for the time of its training."""
+        """Features of a step's training images under the earlier adapters, [N, D]. Only its training needs them."""
         self._prototypes: FixedPrototypes | None = None
-        """The goal of the training."""
+        """Prototypes towards which a step trains the adapters."""
         deep = self.network.deep_dim(self._blocks)
         projection = _directions(deep, width, settings.seed) if deep > width else None
         self.register_buffer("projection", projection if projection is None else projection.to(device), False)
         self.register_buffer("weight", torch.zeros(0, width, device=device))
-        """Of the uncalibrated scores, [C, D]"""
+        """Weights of the uncalibrated scores, [C, D]"""
         self.register_buffer("bias", torch.zeros(0, device=device))
+        """Biases of the uncalibrated scores, [C]; -inf for a class without images"""
         self.register_buffer("right", torch.zeros(0, dtype=torch.float64, device=device))
         """Number of left-out images of each class whose highest score is right, [C]"""
         self.register_buffer("asked", torch.zeros(0, dtype=torch.float64, device=device))
@@ -138,6 +135,7 @@ class AnyArrival(Pretrained):
 
     @property
     def _blocks(self) -> int:
+        """Number of last blocks whose features are used."""
         readable = self.network.blocks
         return min(readable // 2 + 1, readable) if self.config.blocks is None else self.config.blocks
 
@@ -154,6 +152,7 @@ class AnyArrival(Pretrained):
         return self._adapted(self.adapters, images)
 
     def _adapted(self, adapters: Adapters, images: Tensor) -> Tensor:
+        """Features under a set of adapters: [B, 3, H, W] -> [B, feature_dim]"""
         deep = self.deep_features(images, self._blocks, adapters.tunings())
         return deep if self.projection is None else deep @ self.projection
 
@@ -199,7 +198,7 @@ class AnyArrival(Pretrained):
 
     @torch.no_grad()
     def prepare(self, increment: Increment, rows: Tensor) -> None:
-        """Fix the prototypes of all classes, where they are before the training."""
+        """Fix the prototypes of all classes, in the space before the training."""
         self._before = self.applied(increment.train, rows, partial(self._adapted, self.earlier))
         sums, new = copy.deepcopy(self.sums), len(self.waiting_images)
         sums.add(self._before[new:], increment.train.labels[rows[new:]])
@@ -210,15 +209,16 @@ class AnyArrival(Pretrained):
         return self.reduce(cross_entropy(self._prototypes.scores(self.features(images)), targets), targets)
 
     def features_to_fit(self, increment: Increment) -> tuple[Tensor, Tensor]:
-        return self.extract_features(increment)  # the kept features wait for a training, and no others
+        return self.extract_features(increment)  # unlike in the base class, no further features wait for the tuning
 
     def _move_kept(self, increment: Increment, features: Tensor) -> None:
-        """Move the kept features to where the adapted network has them. Those of images at hand are computed again."""
+        """Move all kept features to the space of the newly trained adapters. Those of available images are computed
+        again; all others are moved by a linear map."""
         train, rows, waiting = increment.train, self.training_rows(increment), self.waiting_images.rows
         if len(waiting):
             features = torch.cat([self.applied(train, waiting, self.features), features])
         drift = fit_drift(self._before, features, self.generator(increment, "drift"))
-        self.kept.features = torch.cat([half(drift(some.float())) for some in self.kept.features.split(ROWS)])
+        self.kept.features = torch.cat([half(drift(part.float())) for part in self.kept.features.split(ROWS)])
         self.kept.replace(half(features), train.labels[rows], train.digests(rows))
         self.statistics.means.copy_(drift(self.statistics.means))
         self.sums.restart()
@@ -243,58 +243,33 @@ class AnyArrival(Pretrained):
     def finish(self, increment: Increment) -> dict[str, Any]:
         notes = super().finish(increment)
         if self.ha is not None:
-            self._remember_again(increment)
+            self._remember_known_classes(increment)
         return notes
 
-    def _remember_again(self, increment: Increment) -> None:
-        """Compute the statistics of known classes that came again from all of their kept features, not the new ones."""
+    def _remember_known_classes(self, increment: Increment) -> None:
+        """Compute the statistics of known classes with new images from all of their kept features."""
         targets = increment.train.labels[increment.rows]
-        again = torch.isin(self.kept.targets, targets[targets < increment.seen_before])
-        if again.any():
-            self.statistics.remember(self.kept.features[again].float(), self.kept.targets[again])
+        rows = torch.isin(self.kept.targets, targets[targets < increment.seen_before])
+        if rows.any():
+            self.statistics.remember(self.kept.features[rows].float(), self.kept.targets[rows])
 
     @torch.no_grad()
     def _solve(self) -> None:
-        """Compute the head from the sums, and choose what the sums do not determine."""
-        self._spaces, self.novelty = None, None
+        """Compute the head from the sums. Left-out images choose what the sums do not determine, if there are any."""
+        self._distances, self.novelty, self.calibration = None, None, Calibration()
         self.right, self.asked = torch.zeros_like(self.sums.counts), torch.zeros_like(self.sums.counts)
         if not self.sums.counts.any():  # all images have been removed
             self.weight, self.bias = torch.zeros_like(self.weight), torch.zeros_like(self.bias)
-            self.calibration = Calibration()
             return
         discriminant = Discriminant.of(self.sums)
         if discriminant.can_be_left_out(self.kept.targets).any():
-            self._choose(discriminant)
+            choice = choose_by_leaving_out(self.sums, discriminant, self.kept)
+            self.shrinkage, self.calibration, self.novelty = choice.shrinkage, choice.calibration, choice.novelty
+            self.right, self.asked = choice.right, choice.asked
         else:
-            self.shrinkage, self.calibration = discriminant.shrinkage_from_sums(), Calibration()
+            self.shrinkage = discriminant.shrinkage_from_sums()
         weight, bias = discriminant.linear(self.shrinkage)
         self.weight, self.bias = weight.to(self.weight), bias.to(self.bias)
-
-    def _choose(self, discriminant: Discriminant) -> None:
-        """Choose the shrinkage with the smallest cross-entropy of left-out images, each with its best temperature; then
-        calibrate, and fit the novelty."""
-        seen = (self.sums.counts > 0).nonzero().flatten()  # a class may have lost its images
-        features, targets = self._left_out(discriminant, CHOOSING)
-        among, losses = torch.searchsorted(seen, targets), {}
-        for shrinkage in SHRINKAGES:
-            scores = -discriminant.left_out_distances(features, targets, shrinkage)[:, seen] / 2
-            losses[shrinkage] = round(float(F.cross_entropy(scores / fit_temperature(scores, among), among)), 9)
-        self.shrinkage = min(losses, key=lambda shrinkage: losses[shrinkage])
-
-        features, targets = self._left_out(discriminant, CALIBRATING)
-        distances = discriminant.left_out_distances(features, targets, self.shrinkage)
-        among = torch.searchsorted(seen, targets)
-        self.calibration = fit_calibration(-distances[:, seen] / 2, among)
-        everything = Discriminant.of(self.sums.merged())
-        background = everything.left_out_distances(features, torch.zeros_like(targets), self.shrinkage)[:, 0]
-        self.novelty = Novelty.fit(distances[:, seen], background, among, self.calibration.temperature)
-        self.asked += torch.bincount(targets, minlength=len(self.asked))
-        self.right += torch.bincount(targets[distances.argmin(dim=1) == targets], minlength=len(self.right))
-
-    def _left_out(self, discriminant: Discriminant, scores: int) -> tuple[Tensor, Tensor]:
-        """Features and classes of kept images that can be left out, for about this number of scores."""
-        rows = min(max(scores // len(self.bias), FEWEST), MOST)
-        return self.kept.sample(discriminant.can_be_left_out(self.kept.targets), rows)
 
     # --- for classifiers ------------------------------------------------------------------------------------------
 
@@ -312,15 +287,18 @@ class AnyArrival(Pretrained):
         """Novelty of images from their features, [B, D] -> [B]; None if no image could be left out."""
         if self.novelty is None:
             return None
-        if self._spaces is None:
-            near, far = (Discriminant.of(sums).distances(self.shrinkage) for sums in (self.sums, self.sums.merged()))
-            self._spaces = near, far
-        near, far = self._spaces
-        return self.novelty(near(features), far(features)[:, 0])
+        if self._distances is None:
+            self._distances = (
+                Discriminant.of(self.sums).distances(self.shrinkage),
+                Discriminant.of(self.sums.merged()).distances(self.shrinkage),
+            )
+        to_classes, to_all = self._distances
+        return self.novelty(to_classes(features), to_all(features)[:, 0])
 
     def comparable_features(self, features: Tensor) -> Tensor:
-        # Directions in which images of one class differ count little. Of ten car models that were not learned, groups
-        # by such features found 5 to 10 (70 % of a group are of one model), groups by plain features none.
+        # Whitening gives little weight to directions in which images of one class differ. Of ten car models that were
+        # not learned, groups of such features found 5 to 10 (70 % of a group are of one model), groups of plain
+        # features none.
         return Discriminant.of(self.sums).whitened(features, self.shrinkage).float()
 
     def unlearned_scores(self, images: ImageSet) -> Tensor:
@@ -328,15 +306,15 @@ class AnyArrival(Pretrained):
             return F.linear(self.all_features(batch), self.weight, self.bias)
 
         scores = torch.cat(list(self.over(images.images, torch.arange(len(images)), plain)))
-        row, kept = self.kept.find(images.digests(torch.arange(len(images), device=images.labels.device)))
-        if not len(row):
+        learned, kept = self.kept.find(images.digests(torch.arange(len(images), device=images.labels.device)))
+        if not len(learned):
             return scores
         discriminant = Discriminant.of(self.sums)
-        can = discriminant.can_be_left_out(self.kept.targets[kept])
-        row, kept = row[can], kept[can]
-        for some, of in zip(row.split(MOST), kept.split(MOST), strict=True):
-            left_out = discriminant.left_out_distances(self.kept.features[of], self.kept.targets[of], self.shrinkage)
-            scores[some] = (-left_out / 2).to(scores)
+        removable = discriminant.can_be_left_out(self.kept.targets[kept])
+        learned, kept = learned[removable], kept[removable]
+        for rows, kept_rows in zip(learned.split(MOST_IMAGES), kept.split(MOST_IMAGES), strict=True):
+            features, targets = self.kept.features[kept_rows], self.kept.targets[kept_rows]
+            scores[rows] = (-discriminant.left_out_distances(features, targets, self.shrinkage) / 2).to(scores)
         return scores
 
     @property
@@ -410,18 +388,15 @@ class AnyArrival(Pretrained):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
-        self._spaces = None
+        self._distances = None
         self.kept.restore(state["kept_features"])
         self.waiting_images.restore(state)
-        chosen, device = state["chosen"], self.engine.device
+        chosen = state["chosen"]
         self.shrinkage = chosen["shrinkage"]
-        fitted: dict[str, Any] = chosen["calibration"]
-        lists = {name: tuple(value) for name, value in fitted.items() if isinstance(value, list | tuple)}
-        self.calibration = Calibration(**{**fitted, **lists})
-        novelty = chosen["novelty"] and {
-            name: value.to(device) if isinstance(value, Tensor) else value for name, value in chosen["novelty"].items()
-        }
-        self.novelty = Novelty(**novelty) if novelty else None
+        fitted: dict[str, Any] = chosen["calibration"]  # a file has lists instead of tuples
+        tuples = {name: tuple(value) for name, value in fitted.items() if isinstance(value, list | tuple)}
+        self.calibration = Calibration(**{**fitted, **tuples})
+        self.novelty = Novelty.restored(chosen["novelty"], self.engine.device) if chosen["novelty"] else None
 
 
 def _directions(features: int, width: int, seed: int) -> Tensor:

@@ -21,11 +21,12 @@ from ffcil.training.fit import Training
 
 @register("aper")
 class APER(Pretrained):
-    """The score of a class is the cosine with its mean of untuned and tuned features side by side.
+    """The score of a class is the cosine of a feature with the class mean; a feature is the untuned feature and the
+    tuned one, side by side.
 
     Adapters and a cosine head are trained in the first step, or in the first with `flow.enough` classes, and then
-    frozen. A step with a single class has nothing to discriminate: its adapters stay near their start, which changes
-    nothing.
+    frozen. A step with a single class has nothing to discriminate: its adapters stay near their initial values, at
+    which they change nothing.
     """
 
     title = "APER"
@@ -41,7 +42,7 @@ class APER(Pretrained):
         super().__init__(settings, config)
         self.adapters = self.fresh_adapters(self.config.rank)
         self.head = GrowingCosine(self.vit.feature_dim).to(self.engine.device)
-        """Head of the first step's training."""
+        """Head for the training of the adapters."""
         self.prototypes = Prototypes(self.feature_dim).to(self.engine.device)
 
     @property

@@ -1,4 +1,4 @@
-"""BiC, bias correction: WA's loss, then two numbers per step that level the scores of new and old classes.
+"""BiC, bias correction: WA's loss, then two numbers per step that correct the scores of the step's classes.
 
 Wu et al., "Large Scale Incremental Learning", CVPR 2019. Where PyCIL's code departs from the paper, this follows the
 paper: in the second stage the network is frozen, batch-norm statistics included, and the loss is a softmax
@@ -30,15 +30,15 @@ class BiCConfig(ICaRLConfig):
     """Fields of BiC."""
 
     held_out: float = Field(0.1, gt=0, lt=1)
-    """Share of a class's exemplars that is held out from training, to learn the correction on."""
+    """Share of a class's exemplars that is held out from training for learning the correction."""
     correction_steps: int = Field(100, ge=1)
-    """Least number of optimiser steps of the correction, about: its epochs are prolonged if they have fewer."""
+    """Approximate minimum of the correction's optimiser steps. If its epochs have fewer, there are more epochs."""
 
 
 class CorrectedLinear(GrowingLinear):
-    """A growing head with corrected scores, q = alpha o + beta for the classes of each step, eq. (4).
+    """A growing head with corrected scores, q = alpha o + beta, with one alpha and one beta per step, eq. (4).
 
-    A copy of it is the head of a corrected teacher.
+    The teacher has a copy of it, so that its scores are corrected as well.
     """
 
     def __init__(self, features: int) -> None:
@@ -55,8 +55,8 @@ class CorrectedLinear(GrowingLinear):
 
     def forward(self, features: Tensor) -> Tensor:
         """[B, D] -> [B, classes]"""
-        of_class = torch.cat([pair.expand(size, 2) for pair, size in zip(self.pairs, self.sizes, strict=True)])
-        return super().forward(features) * of_class[:, 0] + of_class[:, 1]
+        by_class = torch.cat([pair.expand(size, 2) for pair, size in zip(self.pairs, self.sizes, strict=True)])
+        return super().forward(features) * by_class[:, 0] + by_class[:, 1]
 
 
 @register("bic")
@@ -97,14 +97,15 @@ class BiC(Conventional):
         return self.classification_loss(features, per_sample, targets)
 
     def available(self, increment: Increment) -> list[Tensor]:
-        """Rows of each class seen: exemplars of old classes, all images of new ones."""
+        """Rows of each class seen, int64 [N_c]: exemplars of old classes, all images of new ones."""
         return [rows.to(increment.rows.device) for rows in (*self.exemplars.by_class, *increment.rows_by_class())]
 
     def held_out(self, increment: Increment) -> list[Tensor]:
-        """Rows of each class seen on which a step's correction is learned, at least one of every class.
+        """Rows of each class seen on which the correction of a step is learned, at least one of every class.
 
-        They are drawn at each step, by seed and step only, from the memory at the start of the step. An old class gives
-        a share of its exemplars; a new class gives the same share of the exemplars that it would have as an old one.
+        They are drawn again at each step, and depend only on the seed, the step and the memory at its start. Of an old
+        class, a share of the exemplars is held out. Of a new class, the same share of the number of exemplars that it
+        would have as an old class is held out.
         """
         quota = exemplars_per_class(self.settings.memory, increment.seen_before)
         shuffle = torch.Generator().manual_seed(derive_seed(self.settings.seed, increment.step, "held out"))
@@ -118,7 +119,7 @@ class BiC(Conventional):
         if increment.seen_before == 0:  # nothing to correct
             return super().training_rows(increment)
         by_class = zip(self.available(increment), self.held_out(increment), strict=True)
-        # the only image of a class serves for both: training and correction
+        # the only image of a class is used for both training and correction
         return torch.cat([rows[~torch.isin(rows, held)] if len(rows) > 1 else rows for rows, held in by_class])
 
     def finish(self, increment: Increment) -> dict[str, Any]:
@@ -132,8 +133,8 @@ class BiC(Conventional):
     def correct(self, increment: Increment, held_out: list[Tensor]) -> None:
         """Stage two: minimise eq. (5) over alpha and beta of the newest step.
 
-        Images are augmented and the schedule is that of stage one, as in PyCIL, prolonged if it is too short. Images of
-        a class with fewer held-out images are repeated, so that the set is balanced.
+        As in PyCIL, images are augmented, and the schedule is that of stage one, here prolonged if it is too short. The
+        images of a class with fewer held-out images are repeated, so that the set is balanced.
         """
         most = max(map(len, held_out))
         rows = torch.cat([held[torch.arange(most, device=held.device) % len(held)] for held in held_out])
@@ -152,6 +153,7 @@ class BiC(Conventional):
         pair.requires_grad_(False)
 
     def correction_loss(self, images: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy of corrected scores. Only alpha and beta get gradients."""
         with torch.no_grad():
             features = self.features(images)
         return self.reduce(cross_entropy(self.head(features), targets), targets)

@@ -34,8 +34,8 @@ class CLLoRAConfig(MethodConfig):
     - A batch takes two optimiser steps with one momentum: on the distillation, then on the rest of the loss.
     - The teacher's outputs pass a gradient to the head, which can thus make the targets of the distillation easy.
     - The shares of the gradient are 0 / 0 if the shared part is still zero, as after a first step with a single class.
-      All weights are NaN from the second step on, and predictions are those of chance. The run goes on.
-    - The code takes all steps after the first to have the same size. That is `released_increment`.
+      Then all weights are NaN from the second step on, and predictions are at the level of chance. The run continues.
+    - The code assumes that all steps after the first have the same size; see `released_increment`.
     """
 
     rank: PositiveInt = 10
@@ -43,24 +43,24 @@ class CLLoRAConfig(MethodConfig):
     shared_blocks: PositiveInt | None = None
     """Number of lower blocks whose LoRA all steps share; null: half of the depth."""
     distillation_weight: NonNegativeFloat = 5.0
-    """Weight of the distillation loss, which keeps the shared part near its state after the step before."""
+    """Weight of the distillation loss, which keeps the shared part near its state after the previous step."""
     temperature: PositiveFloat = 2.0
     """Temperature of the distillation loss."""
     orthogonality: NonNegativeFloat = 1e-4
-    """Weight of the term that separates a step's block weights from those of the steps before."""
+    """Weight of the term that makes a step's block weights dissimilar to those of earlier steps."""
     reassign_gradient: bool = True
     """Whether the gradient of the distillation loss is strongest where the shared part was largest."""
     warm_start: bool = False
-    """Whether a step's own LoRA starts as a copy of the one before instead of at zero. A step with a single class,
-    which trains no LoRA, then has features like those of its neighbours."""
+    """Whether the LoRA of a step starts as a copy of that of the previous step instead of at zero. A step with a single
+    class, which trains no LoRA, then has features like those of its neighbours."""
     released: bool = False
     """Whether to follow the authors' released code where it departs from their algorithm and results change."""
     released_increment: PositiveInt | Literal["newest"] | None = None
-    """Size that the released code takes every step after the first to have. It scores a class in the space of the step
-    to which the class would then belong: in an earlier space than its own it has a mean, in a later one its score is 0,
-    and classes beyond the last step are never predicted. A number is a fixed increment: the head of a smaller step has
-    rows without images; with a larger step the code stops, and here the head has the rows that it needs. `newest` is
-    the size of the newest step, as in code that passes each step's own size on. Null: the true sizes."""
+    """Size that every step after the first is assumed to have, as in the released code. A class is then scored in the
+    space of the step to which it would belong. In a space earlier than its own it has a mean; in a later one its score
+    is 0; classes beyond the last assumed step are never predicted. A number is a fixed size: the head of a smaller step
+    has rows without images. With a larger step the released code stops, and here the head has the rows that it needs.
+    `newest` is the size of the newest step, as in code that passes on the size of each step. Null: the true sizes."""
 
     @model_validator(mode="after")
     def _of_released_code(self) -> Self:
@@ -73,24 +73,27 @@ class CLLoRAConfig(MethodConfig):
 class CLLoRA(Pretrained):
     """The score of a class is the cosine of its mean feature with the feature under the LoRA of its own step.
 
-    Departures from the authors' code, unless `released` is set: distillation and cross-entropy are one loss and one
-    optimiser step, where the code takes a step on one and then on the other with the same momentum (each gradient still
-    moves the weights by learning rate / (1 - momentum) in total, but weight decay counts once per batch); the teacher's
-    outputs pass no gradient to the head. In both cases block weights exist for queries and values only, without unused
-    ones for keys, and the cross-entropy is computed after the step on the distillation, not before it.
+    Departures from the authors' code, unless `released` is set:
+    - Distillation and cross-entropy are one loss with one optimiser step. The code takes one step on each, with the
+      same momentum. A gradient moves the weights by learning rate / (1 - momentum) in total in both forms, but weight
+      decay counts only once per batch here.
+    - The outputs of the teacher pass no gradient to the head.
 
-    Class means are computed with the shared part of their own step and compared with features by the present one, as in
-    the paper. The shared part changes, so that test features cannot be reused in the next step. With `flow.follow`, the
-    means of old classes move as the features of the newest images do when the shared part changes.
+    Departures in both forms: block weights exist for queries and values only, without unused ones for keys, and with
+    `released` the cross-entropy is computed after the step on the distillation, not before it.
+
+    Class means are computed with the shared part of their own step and are compared with features of the present shared
+    part, as in the paper. The shared part changes, so test features cannot be reused in the next step. With
+    `flow.follow`, the means of old classes are moved as the features of the newest images move with the shared part.
 
     HA is trained on the newest features, and on drawn features of each class in its own space, against the means of all
-    classes. A prediction compares a class with the feature of its own step only; features of a drawn class under the
-    LoRA of other steps are not available.
+    classes. A prediction compares a class with the feature of its own step only, but the features of a drawn class
+    under the LoRA of other steps are not available.
 
     A step with a single class has nothing to discriminate: cross-entropy and distillation are constant, and its LoRA
-    stays near its start, which changes nothing. Features of the untuned network are more similar to each other than
-    tuned ones, so that other classes are often mistaken for such a class; `warm_start` prevents that, and so do
-    `flow.enough` and `flow.comparable`.
+    stays near its initial values, at which it changes nothing. Features of the untuned network are more similar to each
+    other than tuned ones, so images of other classes are often assigned to such a class. `warm_start` prevents that,
+    and so do `flow.enough` and `flow.comparable`.
     """
 
     title = "CL-LoRA"
@@ -118,11 +121,11 @@ class CLLoRA(Pretrained):
         for lora in self.shared:
             cast(LoRA, lora).down.requires_grad_(False)  # stays random and orthonormal
         self.specific = nn.ModuleList()
-        """One set of LoRA per step. All but the last are frozen."""
+        """LoRA of the upper blocks, one list per tuning step. All but the last are frozen."""
         self.head = GrowingCosine(self.feature_dim)
-        """Head of the newest step's training."""
+        """Head for the training of the newest step."""
         self.register_buffer("teacher", torch.stack(self._shared_ups()).detach())
-        """`up` of the shared LoRA at the end of the step before, [blocks, 2, rank, width]"""
+        """Parameters `up` of the shared LoRA at the end of the previous step, [blocks, 2, rank, width]"""
         flow = settings.framework
         if self.config.released and (flow.whiten or flow.follow):
             raise InputError(
@@ -136,7 +139,7 @@ class CLLoRA(Pretrained):
                     "framework=none, and leave flow.enough, flow.share and flow.comparable at null."
                 )
             self.register_buffer("everywhere", torch.empty(0, 0, self.feature_dim, device=self.engine.device))
-            """Mean of each class in the space of each step, [classes, steps, D]; 0 in steps after its own"""
+            """Mean of each class in the space of each step, [classes, steps, D]; 0 in the spaces of later steps"""
 
     @property
     def may_collapse(self) -> bool:
@@ -169,6 +172,7 @@ class CLLoRA(Pretrained):
             self.everywhere = F.pad(self.everywhere, (0, 0, 0, 1, 0, len(increment.classes)))
 
     def _head_rows(self, increment: Increment) -> int:
+        """Number of rows of the head: one for each new class, or more with a fixed `released_increment`."""
         assumed = self.config.released_increment
         fixed = assumed if isinstance(assumed, int) and increment.seen_before else 0
         return max(fixed, len(increment.classes))
@@ -191,7 +195,7 @@ class CLLoRA(Pretrained):
         return self.reduce(per_sample, targets) + centre_loss + separation
 
     def distilled(self, images: Tensor) -> Tensor:
-        """Distillation of each image with its weight, [B]."""
+        """Weighted distillation loss of each image, [B]."""
         with torch.no_grad():
             early = self.early(images, list(self.teacher))
         teacher = self.head(early) if self.config.released else self.head(early).detach()
@@ -210,17 +214,20 @@ class CLLoRA(Pretrained):
         return [Tuning(lora=partial(lora, up=up)) for lora, up in zip(self.shared, ups, strict=True)]
 
     def _distilled_ups(self) -> list[Tensor]:
-        """The shared `up`s, bit-equal. With `reassign_gradient`, their gradients are times `gradient_shares`."""
+        """Parameters `up` of the shared LoRA. With `reassign_gradient`, their values are bit-equal, but their gradients
+        are multiplied by `gradient_shares`."""
         ups = self._shared_ups()
         if not self.config.reassign_gradient:
             return ups
         shares = gradient_shares(self.teacher, of_zeros=torch.nan if self.config.released else 1.0)
-        # the second term is 0 in value, and share * up for the gradient
+        # the second term has the value 0, and the gradient of share * up
         return [up.detach() + share * (up - up.detach()) for up, share in zip(ups, shares, strict=True)]
 
     def block_similarity(self) -> Tensor:
-        """Mean |cosine| of the newest step's block weights, all as one vector, with those of each step before."""
-        weights = [torch.cat([cast(Tensor, lora.weight) for lora in cast(nn.ModuleList, s)]) for s in self.specific]
+        """Mean absolute cosine between the block weights of the newest step, as one vector, and those of each earlier
+        step."""
+        by_step = [cast(nn.ModuleList, loras) for loras in self.specific]
+        weights = [torch.cat([cast(Tensor, lora.weight) for lora in loras]) for loras in by_step]
         return cosine(weights[-1], torch.stack(weights[:-1])).abs().mean()
 
     def finish(self, increment: Increment) -> dict[str, Any]:
@@ -229,7 +236,7 @@ class CLLoRA(Pretrained):
         return super().finish(increment)
 
     def _follow(self, increment: Increment) -> None:
-        """Move the means of old classes, each in its own space, to where the changed shared part has them."""
+        """Move the means of old classes, each in its own space, as the changed shared part moves features."""
         before = self.applied(
             increment.train, increment.rows, partial(self.features_by_step, shared=self._shared_with(self.teacher))
         )
@@ -257,8 +264,13 @@ class CLLoRA(Pretrained):
         return self.vit_features(images, [*_tunings(self.shared), *_tunings(self.specific[-1])])
 
     def features_by_step(self, images: Tensor, shared: Sequence[Tuning] | None = None) -> Tensor:
-        """Features under the LoRA of every tuning step side by side, [B, T * D]. The shared blocks are computed once,
-        and all LoRA are added to the weights, because nothing is trained here. `shared`: another shared part."""
+        """Features under the LoRA of every tuning step side by side, [B, T * D].
+
+        The shared blocks are computed once. All LoRA are added to the weights, because nothing is trained here.
+
+        Args:
+            shared: Tunings of the shared blocks; None for the present ones.
+        """
         if not self.specific:
             return self.untuned_features(images)
         first = len(self.shared)
@@ -289,7 +301,8 @@ class CLLoRA(Pretrained):
         return torch.cat(scores, dim=1)
 
     def _released_scores(self, features: Tensor, increment: int | Literal["newest"]) -> Tensor:
-        """Scores in the spaces to which classes belong if all steps after the first have `increment` classes."""
+        """Scores [B, classes] in the spaces to which classes would belong if all steps after the first had `increment`
+        classes. Classes beyond the last of these steps have the score -inf."""
         size = self.boundaries[-1] - self.old_classes if increment == "newest" else increment
         spans = assumed_spans(self.boundaries, size)
         by_step = features.split(self.feature_dim, dim=1)
@@ -301,8 +314,8 @@ class CLLoRA(Pretrained):
 
 
 def assumed_spans(boundaries: Sequence[int], size: int) -> list[tuple[int, int]]:
-    """First and last (exclusive) class of each step if all steps after the first had `size` classes, as far as classes
-    have been seen.
+    """First and last (exclusive) class of each step if all steps after the first had `size` classes, up to the number
+    of classes seen.
 
     Args:
         boundaries: Number of classes seen after each step.
@@ -313,9 +326,10 @@ def assumed_spans(boundaries: Sequence[int], size: int) -> list[tuple[int, int]]
 
 
 def gradient_shares(ups: Tensor, of_zeros: float = 1.0) -> Tensor:
-    """Weight of every output's gradient, by the norm of its weights: [blocks, 2, rank, D] -> [blocks, 2, 1, D]
+    """Factor on the gradient of every output, in proportion to the norm of its weights in `ups`:
+    [blocks, 2, rank, D] -> [blocks, 2, 1, D]
 
-    Their mean is 1. Where `up` is zero, as after a first step with a single class, all of them are `of_zeros`.
+    The mean over the outputs is 1. Where `ups` is zero, as after a first step with a single class, it is `of_zeros`.
     """
     norms = ups.norm(dim=2, keepdim=True)
     total = norms.sum(dim=3, keepdim=True)
@@ -323,6 +337,7 @@ def gradient_shares(ups: Tensor, of_zeros: float = 1.0) -> Tensor:
 
 
 def _folded(loras: nn.Module) -> list[Tuning]:
+    """Tunings that add each LoRA to the weights of its block."""
     return [Tuning(folded=cast(LoRA, lora).folded()) for lora in loras.children()]
 
 

@@ -20,7 +20,8 @@ REHEARSAL = {"linear": "linear head", "nearest-mean": "nearest mean"}
 """Classifiers of a method with exemplars."""
 
 LEAST_DECAY = 1e-5
-"""Weight decay of rows that are fitted alone, if training has less. Without any, rows of separable classes diverge."""
+"""Smallest weight decay of head rows that are fitted without the network. With none, rows of separable classes
+diverge."""
 
 
 class Conventional(Learner):
@@ -29,7 +30,7 @@ class Conventional(Learner):
     With `uses_memory = True` a method also has exemplars: it trains on them, and they give the nearest-mean classifier.
 
     With `flow.growth`, a step with few classes does not train the network, and `grow` is not called for it. Its classes
-    get rows of the head, and wait for the next training.
+    get fitted rows of the head and wait for the next training.
     """
 
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
@@ -45,9 +46,10 @@ class Conventional(Learner):
         self.past_ratios: list[tuple[int, float]] = []
         """Number of new classes and ratio of norms of every shrunk alignment so far."""
         self.prior: Tensor | None = None
-        """What the count-aware cross-entropy of this step adds to the logits of all classes, [C]; None: nothing."""
+        """Prior that the count-aware cross-entropy of this step adds to the logits of all classes, [C]; None if it is
+        off."""
         self.prior_of_groups: Tensor | None = None
-        """The same if all old classes are one class, followed by the new ones, [1 + new classes]."""
+        """The prior with all old classes as one class, followed by the new classes, [1 + new classes]."""
 
     # --- what a method may override -------------------------------------------------------------------------------
 
@@ -74,8 +76,10 @@ class Conventional(Learner):
 
     @property
     def waits(self) -> bool:
-        before, now = [0, 0, *self.boundaries][-2:]  # a step with images of known classes only always trains
-        return now > before and not gathering_steps(self.boundaries, growth=self.settings.framework.growth)[-1]
+        before, now = [0, 0, *self.boundaries][-2:]
+        if now == before:  # a step with images of known classes only always trains
+            return False
+        return not gathering_steps(self.boundaries, growth=self.settings.framework.growth)[-1]
 
     def begin(self, increment: Increment) -> None:
         super().begin(increment)
@@ -90,8 +94,8 @@ class Conventional(Learner):
     def prepare(self, increment: Increment, rows: Tensor) -> None:
         """Count the images of each class in the training set of a step, for the count-aware cross-entropy.
 
-        A method without exemplars has no images of old classes to balance. It gets the new classes' mean number for
-        each of them, so that the loss of old against new classes stays what it is."""
+        A method without exemplars has no images of old classes. Each old class is then assumed to have as many images
+        as a new class has on average, so that the balance of old and new classes in the loss does not change."""
         labels = increment.train.labels
         counts = torch.bincount(labels[rows.to(labels.device)], minlength=increment.seen_now).to(self.engine.device)
         old, new = counts.float().split([increment.seen_before, len(increment.classes)])
@@ -133,6 +137,7 @@ class Conventional(Learner):
         return self.scores(self.features(images))
 
     def align_head(self, increment: Increment) -> dict[str, Any]:
+        """Align the rows of the new classes. Returns notes: the norms of the rows before, and the alignment."""
         old_and_new = 0 < increment.seen_before < increment.seen_now
         before = row_norms(self.head.weight, increment.seen_before) if old_and_new else None
         done = self.settings.framework.align(self.head.weight, increment, self.past_ratios)
@@ -141,7 +146,8 @@ class Conventional(Learner):
         return {"row_norms": before, "alignment": asdict(done) if done else None}
 
     def update_exemplars(self, increment: Increment) -> dict[str, Any]:
-        """Choose exemplars of the new classes and compute all class means, in one pass over old and new images."""
+        """Choose exemplars of the new classes and compute all class means. If the new classes wait, also fit their rows
+        of the head. All of this uses the features of one pass over exemplars and new images."""
         new_rows, old_rows = increment.rows_by_class(), self.exemplars.by_class
         groups = [*old_rows, *new_rows]
         rows = torch.cat([group.to(self.engine.device) for group in groups])
@@ -156,7 +162,8 @@ class Conventional(Learner):
 
     @torch.no_grad()
     def fit_rows(self, increment: Increment, features: Tensor, targets: Tensor) -> None:
-        """Fit the head's rows of the new classes to features [N, D] of exemplars and new images. All else stays."""
+        """Fit the head's rows of the new classes to features [N, D] of exemplars and new images. Nothing else
+        changes."""
         old, decay = increment.seen_before, self.phase(increment).weight_decay
         known = self.head(features)[:, :old]
         weight, bias = fit_new_rows(features, targets, known, increment.seen_now, max(decay, LEAST_DECAY))

@@ -27,9 +27,9 @@ class DERConfig(MethodConfig):
 
 @register("der")
 class DER(Conventional):
-    """`backbone` is the extractor that is trained; `frozen` holds its copies from the end of each earlier step.
+    """`backbone` is the extractor that is trained; `frozen` has its copies from the end of each earlier step.
 
-    So a new extractor starts as a full copy of the previous one, batch-norm statistics included.
+    A new extractor thus starts as a full copy of the previous one, batch-norm statistics included.
     """
 
     title = "DER"
@@ -59,6 +59,7 @@ class DER(Conventional):
         return torch.cat([*frozen(), self.newest_features(images)], dim=1)
 
     def newest_features(self, images: Tensor) -> Tensor:
+        """Features of the newest extractor, [B, D]."""
         return self.through(self.backbone, images)
 
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:

@@ -29,18 +29,18 @@ class EASEConfig(AdapterConfig):
     """EASE's own fields."""
 
     other_weight: float = Field(0.1, ge=0)
-    """Weight alpha of the subspaces of all other steps together in the score of a class; the weight of the class's own
-    subspace is 1."""
+    """Weight alpha of the subspaces of all other steps together in the score of a class. The subspace of its own step
+    has the weight 1."""
     refresh: bool = False
-    """Whether prototypes are synthesised again at every step from all classes that have arrived by then, as in the
-    authors' released code. In the paper, the classes that arrive with a subspace synthesise them once."""
+    """Whether prototypes are synthesised again at every step, from all classes seen by then, as in the authors'
+    released code. In the paper they are synthesised once, from the classes that arrive with a subspace."""
 
 
 def synthesise(old: Tensor, new: Tensor, new_in_later: Tensor) -> Tensor:
     """Prototypes of old classes in a later subspace: [O, D]
 
-    They are means of the new classes' prototypes there, weighted by the similarity of old and new classes in the old
-    classes' own subspace.
+    They are weighted means of the new classes' prototypes in the later subspace. The weights are the similarities of
+    old and new classes in the old classes' own subspace.
 
     Args:
         old: Prototypes of the old classes in their own subspace, [O, D].
@@ -58,8 +58,8 @@ class EASE(Pretrained):
     A step with a single class has nothing to discriminate. It is not trained, its subspace is that of the untuned
     network, and all older classes get the prototype of that class there.
 
-    HA precedes the prototypes of every subspace. It is trained through the prototype of each class in its own subspace
-    only, because features of a drawn class in other subspaces are not available.
+    HA is applied to the features of every subspace. It is trained only with the prototype of each class in its own
+    subspace, because features of a drawn class in other subspaces are not available.
     """
 
     title = "EASE"
@@ -76,9 +76,10 @@ class EASE(Pretrained):
         super().__init__(settings, config)
         self.steps = StepAdapters(self.fresh_adapters(self.config.rank))
         self.head = GrowingCosine(self.feature_dim).to(self.engine.device)
-        """Head of the newest step's training."""
+        """Head for the training of the newest step."""
         self.register_buffer("prototypes", torch.empty(0, 0, self.feature_dim, device=self.engine.device))
-        """Prototype of each class in the subspace of each step, [classes, steps, D]: a mean feature or synthesised."""
+        """Prototype of each class in the subspace of each step, [classes, steps, D]: a mean feature, or a synthesised
+        one."""
 
     def grow(self, increment: Increment) -> None:
         super().grow(increment)
@@ -117,7 +118,7 @@ class EASE(Pretrained):
     def _synthesise_missing(self) -> None:
         """Synthesise the old classes' prototypes in the newest subspace or, with `refresh`, in all later subspaces.
 
-        Only mean features are used: a class has them in its own subspace and in all earlier ones."""
+        They are made from mean features only, which a class has in its own subspace and in all earlier ones."""
         newest, spans = len(self.spaces) - 1, list(pairwise([0, *self.spaces]))
         for later in range(1 if self.config.refresh else newest, newest + 1):
             new = self.prototypes[spans[later][0] :]
@@ -127,21 +128,23 @@ class EASE(Pretrained):
                 )
 
     def networks(self) -> list[Network]:
-        """One network per space. Once it is tuned, the newest one, too, will not change before it is kept."""
+        """One network per space. After its training, the newest one will not change either: the next space copies
+        it."""
         return [partial(self.adapted, adapters) for adapters in self.steps]
 
     def fixed_networks(self) -> Sequence[Network]:
         return self.networks() if self.is_tuned else []
 
     def classify(self, features: Tensor) -> Tensor:
-        """Scores of features of which each may belong to any class in its own subspace, as those of HA do."""
+        """Scores [B, classes], where each class is compared in its own subspace. HA is trained with them."""
         return self.compared(SCALE * cosine(features, self.prototypes[self._classes_and_spaces()]))
 
     def subspace_weights(self) -> Tensor:
         """Weight of each subspace in the score of each class, [classes, steps]
 
-        The other subspaces share alpha, as in the released code. In the paper each of them has weight alpha: with 0.1,
-        from twelve steps on they would outweigh a class's own subspace, though they are mostly synthesised.
+        The other subspaces share alpha, as in the released code. In the paper each of them has the weight alpha. With
+        alpha = 0.1 and twelve steps or more, they would outweigh a class's own subspace, although their prototypes are
+        mostly synthesised.
         """
         classes, steps = self.prototypes.shape[:2]
         weights = self.prototypes.new_full((classes, steps), self.config.other_weight / max(steps - 1, 1))

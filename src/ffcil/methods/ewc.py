@@ -25,13 +25,13 @@ class EWCConfig(MethodConfig):
     stiffness: float = Field(1000.0, ge=0)
     """Weight of the penalty, lambda of eq. (3); the cross-entropy has weight 1."""
     fisher_max: float = Field(1e-4, gt=0)
-    """Upper bound of a parameter's importance, so that no penalty is stiffer than SGD can follow."""
+    """Upper bound of a parameter's importance, so that SGD remains stable."""
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:
-    """Join the backbone's tensors, then the head's weight [C, D] and bias [C] class by class, to one vector.
+    """Join tensors to one vector: those of the backbone, then the head's weight [C, D] and bias [C], class by class.
 
-    So the vector of fewer classes is a prefix of the vector of more classes.
+    In this order, the vector of fewer classes is a prefix of the vector of more classes.
     """
     *backbone, weight, bias = tensors
     rows = torch.cat([weight, bias.unsqueeze(1)], dim=1)  # [C, D + 1]
@@ -42,8 +42,8 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
 class EWC(Conventional):
     """Cross-entropy over the new classes + lambda / 2 * sum of F (parameter - its value after the step before)^2.
 
-    As in the reference, the cross-entropy leaves out the old classes, of which there are no images. Over a single class
-    it is 0, so the row of a class that arrives alone keeps its initial values.
+    As in the reference, the cross-entropy is over the new classes only, because there are no images of old ones. Over a
+    single class it is 0, so the row of a class that arrives alone keeps its initial values.
     """
 
     title = "EWC"
@@ -56,17 +56,18 @@ class EWC(Conventional):
         self.old = 0
         """Number of classes of earlier steps."""
         self.fisher = self.anchor = torch.empty(0, device=self.engine.device)
-        """Importance and value of every parameter after the previous step, [parameters at that time]."""
+        """Importance (`fisher`) and value (`anchor`) of every parameter after the previous step, [parameters then]."""
 
     def grow(self, increment: Increment) -> None:
         super().grow(increment)
         self.old = increment.seen_before
 
     def held(self) -> list[nn.Parameter]:
+        """Parameters that the penalty applies to."""
         return [*self.backbone.parameters(), self.head.weight, self.head.bias]
 
     def penalty(self) -> Tensor:
-        """The penalty of eq. (3). Rows of new classes are free."""
+        """The penalty of eq. (3). It does not apply to rows of new classes."""
         moved = flat(self.held())[: len(self.anchor)] - self.anchor
         return 0.5 * self.config.stiffness * (self.fisher * moved.square()).sum()
 
@@ -86,10 +87,11 @@ class EWC(Conventional):
         return notes
 
     def fisher_diagonal(self, increment: Increment) -> Tensor:
-        """Mean over batches of the squared gradient of a batch's loss over all classes, cut at `fisher_max`.
+        """Mean over batches of the squared gradient of a batch's loss over all classes, at most `fisher_max`.
 
-        Gradients are of batches, not of samples, as in the reference, whose lambda fits that. Unlike in the reference,
-        images are not augmented and the network is in evaluation mode: the finished network is measured and unchanged.
+        As in the reference, gradients are those of batches, not of samples: its lambda fits them. Unlike in the
+        reference, images are not augmented and the network is in evaluation mode, so that the trained network is
+        measured and does not change.
         """
         shuffle = torch.Generator().manual_seed(derive_seed(self.settings.seed, increment.step, "Fisher"))
         rows = increment.rows[torch.randperm(len(increment.rows), generator=shuffle).to(increment.rows.device)]

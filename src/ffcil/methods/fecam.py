@@ -1,4 +1,4 @@
-"""FeCAM: the first step tunes the network; then the nearest class mean, by a Mahalanobis distance for each class.
+"""FeCAM: the first step tunes the network; then the nearest class mean by a Mahalanobis distance of each class.
 
 Goswami et al., "FeCAM: Exploiting the Heterogeneity of Class Distributions in Exemplar-Free Continual Learning",
 NeurIPS 2023.
@@ -24,28 +24,28 @@ from ffcil.stream import Increment
 from ffcil.training.fit import Training
 
 SCALE = 10.0
-"""Factor on squared distances, for the softmax through which HA is trained. Between features of length 1 they are
-2 - 2 cosine, so that without covariances the scores would nearly be those of SimpleCIL. The nearest class does not
-depend on it."""
+"""Factor on squared distances, for the softmax through which HA is trained. It does not change which class is nearest.
+Squared distances of features of length 1 are 2 - 2 cosine, so without covariances the scores would be nearly those of
+SimpleCIL."""
 RIDGE = 1e-10
-"""Constant that is added to the variances of features of length 1, which are about 1 / D. It has no effect where
-features have any spread."""
+"""Constant added to the variances of features of length 1, which are about 1 / D. It has an effect only if all images
+of a class have the same features."""
 AT_ONCE = 2**24
-"""Largest number of values that the differences between features and class means may have at a time."""
+"""Largest number of elements of the differences between features and class means that are computed at a time."""
 
 
 class FeCAMConfig(OptionalAdapterConfig):
     """FeCAM's own fields."""
 
     tukey: float = Field(1.0, gt=0, le=1)
-    """Exponent lambda of Tukey's transformation x^lambda, which keeps the sign. 1 turns it off, as the authors do for a
-    ViT, whose features have both signs; they use 0.5 for positive features."""
+    """Exponent lambda of Tukey's transformation x^lambda, which here keeps the sign. 1 turns it off, as the authors do
+    for a ViT, whose features have both signs. They use 0.5 for positive features."""
     variance_shrinkage: float = Field(1.0, gt=0)
     """Factor gamma_1 of the mean variance, which is added to every variance."""
     covariance_shrinkage: float = Field(0.0, ge=0)
-    """Factor gamma_2 of the mean covariance, which is added to every covariance; at most gamma_1. If it equals gamma_1,
-    it cancels what gamma_1 adds along the direction in which all features vary together: classes with few images need
-    less."""
+    """Factor gamma_2 of the mean covariance, which is added to every covariance; at most gamma_1. Classes with few
+    images need a value below gamma_1: if the two are equal, shrinkage adds no variance along the direction in which all
+    features vary together."""
 
 
 def unit(features: Tensor, tukey: float) -> Tensor:
@@ -60,7 +60,7 @@ def correlation(units: Tensor, variance_shrinkage: float, covariance_shrinkage: 
 
     It is the identity for a single image.
     """
-    covariance = torch.cov(units.double().mT, correction=0)  # the correction cancels out of correlations
+    covariance = torch.cov(units.double().mT, correction=0)  # a correction would cancel out in the correlations
     width = len(covariance)
     mean_variance = covariance.trace() / width
     mean_covariance = (covariance.sum() - covariance.trace()) / max(width * (width - 1), 1)
@@ -73,9 +73,9 @@ def correlation(units: Tensor, variance_shrinkage: float, covariance_shrinkage: 
 class ClassMetrics(ClassStatistics):
     """Mean of every class and its metric, the inverse of its correlation matrix.
 
-    They take C D^2 numbers: 470 MB for 200 classes and 768 features. A class with a single image, or with copies of
-    one, has no correlations. It gets the mean metric of the other classes, so that its distances are neither shorter
-    nor longer than theirs; the paper uses one covariance for all classes if images are few.
+    The metrics take C D^2 numbers: 470 MB for 200 classes and 768 features. A class with a single image, or with copies
+    of one image, has no correlations. It gets the mean metric of the other classes, so that its distances are
+    comparable with theirs. (The paper uses one covariance for all classes if there are few images.)
     """
 
     varied: Tensor
@@ -93,22 +93,22 @@ class ClassMetrics(ClassStatistics):
     def remember(self, features: Tensor, targets: Tensor) -> None:
         super().remember(features, targets)
         for label in targets.unique():
-            of_class = features[targets == label]
-            self.varied[label] = (of_class != of_class[0]).any()
+            own = features[targets == label]
+            self.varied[label] = (own != own[0]).any()
         if self.varied.any() and not self.varied.all():
             share = self.varied.to(self.spreads) / self.varied.sum()
             self.spreads[~self.varied] = torch.tensordot(share, self.spreads, dims=1)
 
     def forward(self, units: Tensor) -> Tensor:
         """Squared distances: [B, D] -> [B, classes]"""
-        some = max(AT_ONCE // max(units.numel(), 1), 1)
-        parts = zip(self.means.split(some), self.spreads.split(some), strict=True)
+        classes = max(AT_ONCE // max(units.numel(), 1), 1)  # that are compared at a time
+        parts = zip(self.means.split(classes), self.spreads.split(classes), strict=True)
         return torch.cat([_distances(units, means, metrics) for means, metrics in parts], dim=1)
 
 
 def _distances(units: Tensor, means: Tensor, metrics: Tensor) -> Tensor:
-    """[B, D], [C, D], [C, D, D] -> [B, C], through [C, B, D]"""
-    difference = units - means[:, None]
+    """Squared distances to class means: [B, D], [C, D], [C, D, D] -> [B, C]"""
+    difference = units - means[:, None]  # [C, B, D]
     return (torch.bmm(difference, metrics) * difference).sum(dim=-1).mT
 
 
@@ -121,7 +121,7 @@ class FeCAM(Pretrained):
     covariances are shrunk once, as in the paper.
 
     HA is trained on drawn features of earlier classes, which have the variances of these classes but not their
-    correlations. The distance depends on correlations, so that HA can cost more than it brings.
+    correlations. The distances depend on correlations, so HA can lower the accuracy.
     """
 
     title = "FeCAM"
@@ -143,7 +143,7 @@ class FeCAM(Pretrained):
             )
         self.adapters = self.fresh_adapters(self.config.rank)
         self.head = GrowingCosine(self.feature_dim).to(self.engine.device)
-        """Head of the first step's training."""
+        """Head for the training of the adapters."""
         self.metrics = ClassMetrics(self.feature_dim, variance, covariance).to(self.engine.device)
 
     @property

@@ -19,9 +19,9 @@ class Framework:
     """The parts of the framework that are on. It does not know which method uses it."""
 
     reduction_name: str
-    """mean or class_wise_mean."""
+    """Name of the reduction: `mean` or `class_wise_mean`."""
     alignment: str
-    """none, wa, diwa or shrunk."""
+    """Alignment of the head: `none`, `wa`, `diwa` or `shrunk`."""
     diwa: DiwaSettings
     centre_weight: float
     """Weight of the centre loss; 0 turns it off."""
@@ -30,15 +30,18 @@ class Framework:
     adjust: float = FLOW_PARTS["adjust"].off
     """Strength of the count-aware cross-entropy; 0 turns it off."""
     growth: float = FLOW_PARTS["growth"].off
-    """New classes that train a network again, as a share of those seen at its last training; 0: every step trains."""
+    """Number of new classes after which the network is trained again, as a share of the classes seen at its last
+    training; 0: every step trains."""
     enough: int = int(FLOW_PARTS["enough"].off)
-    """Fewest new classes of a step that tunes a pre-trained backbone; 1 turns it off."""
+    """Smallest number of new classes with which a step tunes a pre-trained backbone; 1 turns it off."""
     share: float = FLOW_PARTS["share"].off
-    """Fewest new classes of a step that opens a feature space, as a share of those seen before; 0 turns it off."""
+    """Smallest number of new classes with which a step opens a feature space, as a share of the classes seen before; 0
+    turns it off."""
     follow: bool = False
-    """Whether the means of old classes follow a network that later steps change."""
+    """Whether the means of old classes are moved when a later step changes the network."""
     min_steps: int = int(FLOW_PARTS["min_steps"].off)
-    """Fewest optimiser steps for tuning a pre-trained backbone on one step of the stream; 1 turns it off."""
+    """Smallest number of optimiser steps for tuning a pre-trained backbone on one step of the stream; 1 turns it
+    off."""
     comparable: bool = False
     """Whether scores from the feature spaces of different steps are standardised before they are compared."""
     shared_ridge: bool = False
@@ -78,11 +81,13 @@ class Framework:
         return REDUCTIONS[self.reduction_name]
 
     def prior(self, counts: Tensor) -> Tensor | None:
-        """What the cross-entropy adds to the logits if classes have these numbers of images, [C]; None: nothing."""
+        """Prior that the cross-entropy adds to the logits, [C], for classes with these numbers of images, [C]; None if
+        the count-aware cross-entropy is off."""
         return log_prior(counts, self.adjust) if self.adjust else None
 
     def describe(self) -> dict[str, Any]:
-        """Return the parts as the records of a run keep them. `flow` has the parts of flow that are on, if any is."""
+        """The parts as the records of a run keep them. `flow` has the parts of flow that are on; it is omitted if there
+        are none."""
         parts = {"reduction": self.reduction_name, "alignment": self.alignment, "ha": self.ha is not None}
         values = {name: getattr(self, name) for name in FLOW_PARTS}
         flow = {name: value for name, value in values.items() if value != FLOW_PARTS[name].off}
@@ -109,11 +114,12 @@ LACKING = {
     "trains": "which tunes its network only by options of its own, or never",
     "retrains": "which does not train the same network at every step on exemplars",
 }
-"""What a method is said to be that lacks an attribute."""
+"""Clauses that say in an error message what a method without this attribute lacks."""
 
 
 def _flow(config: RunConfig, pretrained: bool, has: Container[str], ha: bool) -> dict[str, Any]:
-    """Values of the parts of `flow`: as set, or according to `framework` where they apply to this kind of method."""
+    """Values of the parts of `flow`. Null turns a part on if `framework` is `flow` and the part applies to the method,
+    and off otherwise. Setting a part that does not apply is an error."""
     if config.flow.whiten and ha:
         raise InputError("flow.whiten=true and HA exclude each other: set flow.whiten=false, or ha.use=false.")
     values: dict[str, Any] = {}
@@ -132,5 +138,6 @@ def _flow(config: RunConfig, pretrained: bool, has: Container[str], ha: bool) ->
             )
         values[name] = given
     if values["whiten"] and config.flow.comparable is None:
-        values["comparable"] = False  # whitened cosines are comparable: those with wrong classes are near 0 everywhere
+        # whitened cosines with wrong classes are near 0 in every space, so scores are comparable already
+        values["comparable"] = False
     return values

@@ -17,7 +17,7 @@ from ffcil.training.fit import Training
 
 @register("joint")
 class Joint(Conventional):
-    """Cross-entropy from scratch on everything, with the first step's schedule at every step."""
+    """Cross-entropy from scratch on all images seen. Every step has the schedule of the first step."""
 
     title = "Joint"
     bound = "upper"

@@ -77,8 +77,8 @@ class Learner(nn.Module, ABC):
     uses_memory: ClassVar[bool] = False
     """Whether the method keeps exemplars."""
     retrains: ClassVar[bool] = False
-    """Whether every step trains one and the same network again, on exemplars of old classes too. `flow.growth` is for
-    such methods: a network that is trained again for every single class wears away."""
+    """Whether every step trains the same network again, on new images and on exemplars. `flow.growth` then applies:
+    training a network again for every single class degrades it."""
     own_alignment: ClassVar[str] = "none"
     """Alignment of the head if neither `framework` nor `alignment` sets another one."""
     pretrained: ClassVar[bool] = False
@@ -86,13 +86,13 @@ class Learner(nn.Module, ABC):
     trains: ClassVar[bool] = True
     """False for a method that optimises nothing: it needs no `loss`."""
     trains_prototypes: ClassVar[bool] = False
-    """Whether a pre-trained method trains features that it compares with class means or rows by the cosine. The centre
-    loss is for such methods, and for all methods with exemplars."""
+    """Whether a pre-trained method trains features that it compares, by the cosine, with class means or with rows of a
+    head. The centre loss is for such methods, and for all methods with exemplars."""
     compares_means: ClassVar[bool] = False
-    """Whether a pre-trained method scores classes by cosines of features with class means. `flow.whiten` is for such
-    methods: they compare by `similarity`."""
+    """Whether a pre-trained method scores classes by `similarity`, the cosines of features with class means.
+    `flow.whiten` then applies."""
     takes_known_classes: ClassVar[bool] = False
-    """Whether `rows` of a step may have images of known classes too. A step may then have no new class."""
+    """Whether a step may also have images of known classes. It may then have no new class at all."""
     bound: ClassVar[Literal["lower", "upper"] | None] = None
     """Set for a method that serves as the lower or the upper bound in comparisons."""
 
@@ -160,51 +160,52 @@ class Learner(nn.Module, ABC):
         """Scores of the increment's test images, batch by batch. Override it to reuse work of earlier steps."""
         yield from self.over(increment.test.images, increment.test_rows, self.logits)
 
-    # --- what a classifier of users' images asks for, where the method can do it ----------------------------------
+    # --- what `Classifier` uses if the method supports it ---------------------------------------------------------
 
     def forget(self, classes: Sequence[int]) -> None:
-        """Remove classes; the others move up. The learner is then as if it had never seen these."""
+        """Remove classes and renumber the others without gaps. The learner is then as if it had never seen them."""
         raise self._cannot("forget classes")
 
     def remove(self, images: ImageSet, learned_again: bool = False) -> Tensor:
         """Remove images from the classes that they were learned as. Returns which of them were found, bool [N].
 
         Args:
-            learned_again: Whether they are learned again at once, as other classes. Then nothing is computed from what
-                is left now.
+            learned_again: Whether a call of `learn` with these images follows immediately. The head is then not
+                computed from the remaining images.
         """
         raise self._cannot("remove images")
 
     def open_scores(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Scores by the scored classifier [B, classes], and how unlike everything learned each image is [B]; None if
-        the method cannot say."""
+        """Scores of the scored classifier, [B, classes], and the novelty of each image, [B]: how much it differs from
+        everything learned. The novelty is None if the method cannot compute it."""
         return self.logits(images)[self.scored], None
 
     def describe(self, images: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """What `open_scores` gives, and the features of the images, [B, D]."""
+        """Scores and novelties as in `open_scores`, and the features of the images, [B, D]."""
         raise self._cannot("compare images")
 
     def comparable_features(self, features: Tensor) -> Tensor:
-        """Features in which cosines compare images, from those of `describe` and `known_features`: [N, D] -> [N, D]"""
+        """Map features of `describe` or `known_features` to features whose cosines compare images: [N, D] -> [N, D]"""
         return features
 
     def unlearned_scores(self, images: ImageSet) -> Tensor:
-        """Scores of images [N, classes], not calibrated; if the method can, as if none of them had been learned."""
+        """Uncalibrated scores of images, [N, classes]. If the method can, it scores images that were learned as if they
+        had not been."""
         rows = torch.arange(len(images))
         return torch.cat([scores for scores, _ in self.over(images.images, rows, self.open_scores)])
 
     @property
     def tells_unknown(self) -> bool:
-        """Whether `open_scores` has novelties, and `novelty_limit` a limit on them."""
+        """Whether the method recognises unknown images: by novelties, and by a limit on them."""
         return False
 
     def novelty_limit(self, false_alarms: float) -> float:
-        """The novelty that this share of images of known classes exceeds."""
+        """The novelty that a share of `false_alarms` of the images of known classes exceeds."""
         raise self._cannot("tell unknown images")
 
     def left_out_counts(self) -> tuple[Tensor, Tensor] | None:
-        """Number of right answers and of all answers for each class, [classes] each, if training images are left out
-        one at a time; None if the method cannot say."""
+        """Numbers of correct predictions and of all predictions for each class, [classes] each, if each training image
+        is left out and predicted; None if the method cannot compute them."""
         return None
 
     def known_features(self) -> tuple[Tensor, Tensor] | None:
@@ -222,13 +223,13 @@ class Learner(nn.Module, ABC):
 
     @property
     def may_collapse(self) -> bool:
-        """Whether the method goes on if numbers are no longer finite, as published code that does not check them. The
-        predictions are then those of chance."""
+        """Whether training continues if numbers are no longer finite, as in published code that does not check them.
+        Predictions are then at the level of chance."""
         return False
 
     @property
     def waits(self) -> bool:
-        """Whether the classes of the newest step wait for a later one: `grow` is not called, and nothing is trained."""
+        """Whether the newest step trains nothing and does not call `grow`: its classes wait for a later step."""
         return False
 
     @property
@@ -285,6 +286,7 @@ class Learner(nn.Module, ABC):
             derive_seed(settings.seed, increment.step),
             after_epoch,
             may_diverge=self.may_collapse,
+            # the first step has other code: there is no teacher and no frozen network yet
             network=f"{self.title} {settings.backbone} {views * settings.train.batch} {min(increment.step, 2)}",
         )
 
@@ -342,10 +344,10 @@ class Learner(nn.Module, ABC):
         return network
 
     def frozen_copy(self, network: Part) -> Part:
-        """Copy a network that never changes again: no gradients, evaluation mode, fixed batch-norm statistics.
+        """Copy a network without gradients, in evaluation mode, with fixed batch-norm statistics.
 
-        Overwrite it by `load_state_dict` only: on a GPU it computes by a form that is derived from what is loaded, in
-        the engine's precision."""
+        Change the copy by `load_state_dict` only: on a GPU it computes with folded weights in the engine's precision,
+        which are derived again whenever a state is loaded."""
         copied = self.placed(copy.deepcopy(network)).requires_grad_(False).eval()
         if self.engine.folds and self.settings.backbone in BUILT_IN:
             compute_folded(copied, self.engine.dtype, self.engine.place)
@@ -369,14 +371,14 @@ class Learner(nn.Module, ABC):
         self,
         increment: Increment,
         fixed: Sequence[Callable[[Tensor], Tensor]],
-        moving: Callable[[Tensor], Tensor] | None = None,
+        changing: Callable[[Tensor], Tensor] | None = None,
     ) -> Iterator[Tensor]:
         """Features of the increment's test images, batch by batch: [B, D of all networks].
 
         Args:
-            fixed: Networks that no longer change, those of earlier steps first. Each of them is applied to a test
+            fixed: Networks that never change again, those of earlier steps first. Each of them is applied to a test
                 image once per run.
-            moving: A network that still changes. Its features come last.
+            changing: A network that may still change. Its features come last.
         """
         batch = self.settings.evaluate_batch
 
@@ -387,12 +389,12 @@ class Learner(nn.Module, ABC):
             return network(any_image)[:0]  # no images, but the right number of features
 
         known = self._test_cache.features(increment, self.boundaries, fixed, extract) if fixed else None
-        if moving is None:
+        if changing is None:
             assert known is not None, "at least one network is needed"
             yield from known.split(batch)
             return
         done = 0
-        for features in self.over(increment.test.images, increment.test_rows, moving):
+        for features in self.over(increment.test.images, increment.test_rows, changing):
             parts = [] if known is None else [known[done : done + len(features)]]
             yield torch.cat([*parts, features], dim=1)
             done += len(features)

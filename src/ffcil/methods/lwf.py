@@ -27,9 +27,9 @@ class LwFConfig(MethodConfig):
 class LwF(Conventional):
     """Loss of every sample: cross-entropy over the new classes only + distillation over the old ones.
 
-    Old and new rows of the head are never in one softmax: new images cannot lower the scores of old classes, and only
-    the distillation changes the old rows. The price: cross-entropy over a single class is 0, so the row of a class that
-    arrives alone keeps its initial values, here as in the reference.
+    Old and new rows of the head are never in one softmax, so new images cannot lower the scores of old classes, and
+    only the distillation changes the old rows. But the cross-entropy over a single class is 0, so the row of a class
+    that arrives alone keeps its initial values, here as in the reference.
     """
 
     title = "LwF"

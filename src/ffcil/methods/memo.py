@@ -25,15 +25,16 @@ class MEMOConfig(MethodConfig):
     auxiliary_weight: float = Field(1.0, ge=0)
     """Weight of the auxiliary loss, which tells the new classes apart by the new stage alone."""
     train_base: bool = True
-    """Whether the shared lower network is trained after the first step: true for small first steps, false for large
+    """Whether the shared lower network is trained after the first step. True suits small first steps, false large
     ones."""
 
 
 @register("memo")
 class MEMO(Conventional):
-    """`backbone.lower` is shared, `backbone.upper` is the stage that is trained, `frozen` holds the earlier stages.
+    """`backbone.lower` is shared, `backbone.upper` is the stage that is trained, `frozen` has the earlier stages.
 
-    With `train_base` the inputs of the frozen stages drift, and the loss reaches the shared network through them.
+    With `train_base` the inputs of the frozen stages change, and gradients reach the shared network through these
+    stages, too.
     """
 
     title = "MEMO"
@@ -80,7 +81,7 @@ class MEMO(Conventional):
         return [self.backbone, self.head, self.frozen]
 
     def test_scores(self, increment: Increment) -> Iterator[dict[str, Tensor]]:
-        """With a fixed base, the features of the frozen stages never change and are computed once per run."""
+        """Scores of the test images. Without `train_base`, features of frozen stages are computed once per run."""
         if self.config.train_base:
             yield from super().test_scores(increment)
             return

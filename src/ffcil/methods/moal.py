@@ -33,10 +33,10 @@ class MoALConfig(AnalyticConfig):
     """MoAL's own fields. `released` has these departures, all from the authors' code:
 
     - The head is computed by recursion in single precision (`RecursiveHead`), and so is the choice of lambda. Where
-      numbers overflow, the code stops; here predictions are those of chance, and the run goes on.
+      numbers overflow, the code stops; here predictions are at the level of chance, and the run continues.
     - The map of the prototypes is fitted by 1000 epochs of SGD from a random start (`fit_map`). A step with few images
-      or classes teaches it little, and it moves the old classes' means to places at which these were never seen.
-    - Features of augmented images are memorised, and choose lambda and the map.
+      or classes determines little of it, and it then moves the means of old classes far from their features.
+    - Augmented images are used for the features that are memorised, for the choice of lambda and for the map.
     - The training head is drawn again after the first step, and its rows of new classes start at zero.
     """
 
@@ -58,26 +58,27 @@ class MoALConfig(AnalyticConfig):
 
 @register("moal")
 class MoAL(Pretrained):
-    """One set of adapters; after the training of each step it is the running mean over the epochs, eq. (5).
+    """One set of adapters. After the training of a step, their running mean over the epochs replaces them, eq. (5).
 
-    Then the means of the old classes are moved to where features are now; the step's features are memorised, eq. (9);
-    features of old classes are synthesised from those of new ones and memorised, too, if the new weights misclassify
-    them (rumination, eq. (14)). `statistics.means` are the prototypes, so that HA draws old features around them.
+    Then the means of the old classes follow the adapters, and the features of the step are memorised, eq. (9). Features
+    of old classes are synthesised from those of new ones. Those that the new weights misclassify are memorised, too
+    (rumination, eq. (14)). `statistics.means` are the prototypes, around which HA draws features of old classes.
 
-    Where the paper and the published code differ, the code is followed: the map of the prototypes is linear (an MLP in
-    the paper), features move from the new class's mean to the old one's (eq. (12) has the opposite signs), and real
-    features of the new classes are ruminated as well.
+    Where the paper and the published code differ, this follows the code: the map of the prototypes is linear (an MLP in
+    the paper), features move from the mean of the new class to that of the old one (eq. (12) has the opposite signs),
+    and real features of the new classes are ruminated as well.
 
     Departures from the code, unless `released` is set:
-    - Sums and two solutions per step replace many small recursive updates: the weights are the same.
+    - Sums, solved twice per step, replace many small recursive updates. The weights are the same.
     - The map of the prototypes is found by ridge regression (`fit_drift`), not by 1000 epochs of SGD.
-    - All features come from images without augmentation, as at test time; the code memorises augmented ones.
-    - Rows of new classes in the cosine head start at random: from zero, the first gradient is about 1e12. The rows of
-      the first step are kept, where the code draws a new head.
+    - All features are of images without augmentation, as at test time. The code memorises augmented ones.
+    - Rows of new classes in the cosine head start at random values, because the first gradient of a row of zeros is
+      about 1e12. The rows of the first step are kept, where the code draws a new head.
 
-    Under class-wise mean, all classes seen have equal weights in the sums (with `released`, those of a step) and in the
-    candidates for rumination. The first step chooses lambda once, unless `ridge_from` differs or `flow.shared_ridge`
-    lets the images of all steps choose it. With `flow.enough`, the first step that has enough classes adapts freely.
+    With the class-wise mean, all classes seen have equal weights in the sums (with `released`, all classes of a step)
+    and among the candidates for rumination. The first step chooses lambda once, unless `ridge_from` is `largest` or
+    `flow.shared_ridge` lets the images of all steps choose it. With `flow.enough`, the first step that has enough
+    classes is trained without a running mean.
     """
 
     title = "MoAL"
@@ -95,14 +96,14 @@ class MoAL(Pretrained):
         super().__init__(settings, config)
         self.adapters = self.fresh_adapters(self.config.rank)
         self.head = GrowingCosine(self.feature_dim).to(self.engine.device)
-        """Head of the training only."""
+        """Head for the training of the adapters. Predictions do not use it."""
         bound = self.feature_dim**-0.5
         draw = partial(nn.init.uniform_, a=-bound, b=bound)
         self.analytic = self._build_head(draw).to(self.engine.device)
         self.running = copy.deepcopy(self.adapters).requires_grad_(False)
-        """Running mean of the adapters over the epochs of a step, which starts from the step before."""
+        """Running mean of the adapters over the epochs of a step. It starts at the adapters of the previous step."""
         self.earlier = copy.deepcopy(self.adapters).requires_grad_(False)
-        """The adapters at the end of the step before."""
+        """The adapters at the end of the previous step."""
 
     def _build_head(self, draw: Callable[[Tensor], Tensor]) -> AnalyticHead | RecursiveHead:
         framework, balanced = self.settings.framework, self.reduce is class_wise_mean
@@ -133,11 +134,12 @@ class MoAL(Pretrained):
     def training_plan(self, increment: Increment) -> Training | None:
         if not self.tunes:
             return None
-        # the first tuning is free
+        # the adapters of the first tuning are not averaged with the untuned ones
         return self.train_on_images(increment, after_epoch=None if self.tunes_first else self._average)
 
     @torch.no_grad()
     def _average(self) -> None:
+        """Update the running mean, eq. (5)."""
         for average, now in zip(self.running.parameters(), self.adapters.parameters(), strict=True):
             average.lerp_(now, 1 - self.config.momentum)
 
@@ -159,7 +161,7 @@ class MoAL(Pretrained):
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
         self.statistics.remember(features, targets)
         memorised, labels = features, targets
-        # a classifier starts with the first step, and again if earlier classes waited for this step to tune the network
+        # the classifier starts anew if features of earlier classes waited for this step to tune the network
         first = increment.seen_before == 0 or bool((targets < increment.seen_before).any())
         if self.config.released:
             (memorised,), labels = self.augmented_features(increment, "memorising", self.features)
@@ -181,7 +183,7 @@ class MoAL(Pretrained):
             self.analytic.restart()
 
     def _move_means(self, increment: Increment, features: Tensor) -> None:
-        """Move the old classes' means as the features of the step's images moved."""
+        """Move the means of old classes as the training moved the features of the step's images."""
         earlier, generator = partial(self.adapted, self.earlier), self.generator(increment, "drift")
         old = self.statistics.means[: increment.seen_before]
         if self.config.released:
@@ -194,9 +196,9 @@ class MoAL(Pretrained):
     def augmented_features(
         self, increment: Increment, use: str, *networks: Network
     ) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Features of all images of a step, each augmented once, by each network, and their classes; in random order.
+        """Features of all images of a step, each augmented once, by each network, and their classes, in random order.
 
-        `use` tells one such pass from another."""
+        `use` names the purpose: each has its own random numbers."""
         generator = torch.Generator().manual_seed(derive_seed(self.settings.seed, increment.step, use))
         store, augmentation = increment.train.images, self.settings.augmentation
         rows = increment.rows.cpu()[torch.randperm(len(increment.rows), generator=generator)]
@@ -210,7 +212,8 @@ class MoAL(Pretrained):
         return by_network, increment.train.labels[rows]
 
     def _ruminate(self, increment: Increment, features: Tensor, targets: Tensor) -> int:
-        """Memorise the features of old and new classes that the present weights misclassify. Returns their number."""
+        """Memorise those features of old and new classes that the present weights misclassify. Returns their
+        number."""
         synthesised, old_targets = pseudo_features(features, targets, self.statistics.means, increment.seen_before)
         pool, labels = torch.cat([synthesised, features]), torch.cat([old_targets, targets])
         wrong = self.analytic.predict(pool) != labels
@@ -220,7 +223,7 @@ class MoAL(Pretrained):
 
 
 def pseudo_features(features: Tensor, targets: Tensor, means: Tensor, old_classes: int) -> tuple[Tensor, Tensor]:
-    """Features of each old class: those of the new class with the most similar mean, moved to the old class's mean.
+    """Synthesised features of each old class: those of the most similar new class, moved to the mean of the old class.
 
     Args:
         features: Features of the new classes, [N, D].
@@ -230,7 +233,7 @@ def pseudo_features(features: Tensor, targets: Tensor, means: Tensor, old_classe
     Returns:
         The features and their classes, old class by old class.
     """
-    nearest = old_classes + cosine(means[:old_classes], means[old_classes:]).argmax(dim=1)  # a new class per old class
+    nearest = old_classes + cosine(means[:old_classes], means[old_classes:]).argmax(dim=1)  # new class, [old classes]
     moved = [features[targets == new] - means[new] + means[old] for old, new in enumerate(nearest.tolist())]
     classes = [torch.full((len(rows),), old, device=targets.device) for old, rows in enumerate(moved)]
     return torch.cat(moved), torch.cat(classes)

@@ -24,31 +24,32 @@ from ffcil.stream import Increment
 from ffcil.training.fit import ParameterGroup, Training
 
 HEAD_DEVIATION = 0.02
-"""Standard deviation of the head's initial weights, as in timm: at a tenth of the learning rate the head cannot unlearn
-larger ones."""
+"""Standard deviation of the head's initial weights, as in timm. At a tenth of the learning rate, the head would not
+unlearn larger ones."""
 HEAD_RATE = 0.1
 """Factor on the learning rate for the head."""
 EVALUATIONS = 4
-"""Largest number of evaluations of the head in the retrieval for an image."""
+"""Largest number of times that the head is evaluated in the retrieval for an image."""
 
 
 class MOSConfig(GaussianHeadConfig):
-    """MOS's own fields. With `released`, adapters are merged with the mean once per block and once more in every
-    optimiser step, and are then replaced by the mean, which is where the released code's evaluation leaves them."""
+    """MOS's own fields. With `released`, every optimiser step merges the adapters with the mean once per block and once
+    more. After the training, the mean replaces them, because the evaluation in the released code ends there."""
 
     merge_rate: float = Field(0.1, ge=0, le=1)
-    """Share of the mean of the earlier adapters in the merge after every optimiser step."""
+    """Weight of the mean of the earlier adapters in the merge after every optimiser step."""
     contrastive_weight: float = Field(0.1, ge=0)
     """Weight of the term that makes features and earlier class means dissimilar."""
     contrastive_temperature: float = Field(0.8, gt=0)
-    """Temperature of that term, by which its dot products are divided."""
+    """Temperature of the contrastive term, by which its dot products are divided."""
 
 
 def retrieve(first: Tensor, following: Tensor, evaluations: int = EVALUATIONS) -> Tensor:
-    """The adapters under which the head is evaluated last for each image: int64 [B].
+    """Step of the adapters that are retrieved for each image, int64 [B].
 
-    From a set of adapters, the head's prediction names the next set. An image stops where both agree, or at the last
-    evaluation. An image that has stopped names the same set again, so that all images can proceed together.
+    The prediction of the head under a set of adapters names the next set: that of the predicted class's step. An image
+    stops if both sets are the same, or at the last evaluation. An image that has stopped names the same set again, so
+    all images can proceed together.
 
     Args:
         first: Step of the adapters to start from, [B].
@@ -62,15 +63,16 @@ def retrieve(first: Tensor, following: Tensor, evaluations: int = EVALUATIONS) -
 
 @register("mos")
 class MOS(Pretrained):
-    """Prototypes under the first step's adapters choose the adapters of a step; the head under them may choose others.
+    """Prototypes under the first step's adapters choose adapters for an image, and the head refines the choice.
 
     The adapters of a step start from those of the step before. After a step's training, the head of all classes is
     trained again on features drawn from the Gaussians of all classes, each in the space of its own step.
 
     The contrastive term uses dot products without normalisation. It has little effect if a class mean is most similar
     to itself. On a network whose features are long and whose class means are much shorter, it outweighs the
-    cross-entropy (the loss then rises from step to step): set contrastive_weight=0 there. In a step with a single class
-    only this term trains, as the cross-entropy is constant. HA precedes both classifiers and is trained by the head.
+    cross-entropy, and the loss rises from step to step: set contrastive_weight=0 there. In a step with a single class
+    only this term trains, because the cross-entropy is constant. HA precedes both classifiers. It is trained through
+    the head.
     """
 
     title = "MOS"
@@ -93,7 +95,7 @@ class MOS(Pretrained):
         self.prototypes = Prototypes(width).to(device)
         """Prototypes under the first step's adapters."""
         self.register_buffer("stepped", torch.zeros((), device=device))
-        """1 once this step has started to optimise, so that the merge after the last optimiser step is due."""
+        """1 if this step has taken an optimiser step, after which a merge is due; else 0."""
 
     def grow(self, increment: Increment) -> None:
         super().grow(increment)
@@ -116,8 +118,8 @@ class MOS(Pretrained):
     def loss(self, images: Tensor, targets: Tensor) -> Tensor:
         if self.training and self.steps.kept:
             # A merge follows every optimiser step, which is outside the loss. So each loss does the merge that is due
-            # from the step before it, and `finish` does the last. A captured graph replays it, as all of it is tensors.
-            # The released code also merges in each block's forward; here these merges precede the whole forward.
+            # after the previous optimiser step, and `finish` does the last one. A captured graph can replay that. The
+            # released code also merges in the forward pass of each block; here, these merges precede the whole pass.
             self.merge(self.stepped + self.vit.depth if self.config.released else self.stepped)
             self.stepped.fill_(1)
         features = self.features(images)
@@ -127,8 +129,8 @@ class MOS(Pretrained):
         return loss + self.config.contrastive_weight * self.contrastive(features, targets)
 
     def contrastive(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Make each row of earlier class means and batch features dissimilar to all others, by plain dot products.
-        The rows of earlier means have their own classes, so that the reduction applies."""
+        """Loss that makes earlier class means and features of the batch dissimilar, by dot products of all pairs. Means
+        count as samples of their classes in the reduction."""
         rows = torch.cat([self.gaussians.means[: self.old_classes], features])  # [C_old + B, D]
         classes = torch.cat([torch.arange(self.old_classes, device=targets.device), targets])
         similarity = rows @ rows.T / self.config.contrastive_temperature
@@ -136,7 +138,7 @@ class MOS(Pretrained):
 
     @torch.no_grad()
     def merge(self, times: Tensor) -> None:
-        """A <- (1 - a) A + a (mean of the earlier adapters), `times` times at once; 0 times is allowed."""
+        """A <- (1 - a) A + a (mean of the earlier adapters), applied `times` times at once; 0 changes nothing."""
         rate = 1 - (1 - self.config.merge_rate) ** times
         for own, earlier in zip(self.steps.newest.parameters(), self.earlier.parameters(), strict=True):
             own.lerp_(earlier, rate)
@@ -150,8 +152,10 @@ class MOS(Pretrained):
 
     @torch.no_grad()
     def remember_adapters(self) -> None:
-        """Add this step's adapters to the mean. With every batch of evaluation, the released code pulls stored adapters
-        towards the mean of those before them; with `released` they are set to that mean, where this ends."""
+        """Add the adapters of this step to the mean.
+
+        In the released code, every batch of an evaluation pulls stored adapters towards the mean of those before them.
+        With `released`, they are set to that mean, to which they converge."""
         steps = len(self.steps.kept)
         for own, earlier in zip(self.steps.newest.parameters(), self.earlier.parameters(), strict=True):
             before = earlier.clone()
@@ -162,7 +166,7 @@ class MOS(Pretrained):
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
         self.gaussians.remember(features, targets)
         notes = {}
-        if increment.seen_before or not self.tunes:  # otherwise all classes of the head were just learned together
+        if increment.seen_before or not self.tunes:  # otherwise this step has trained all classes of the head together
             generator = self.generator(increment, "drawn features")
             notes["head_loss"] = self.head_training.train(self.head, self.gaussians, generator)
         if self.steps.kept:
@@ -182,11 +186,12 @@ class MOS(Pretrained):
         return scores
 
     def score_features(self, features: Tensor) -> Tensor:
-        """Softmax of the head under the retrieved adapters, plus that of the prototypes, sharper with every step."""
+        """Softmax of the head under the retrieved adapters, plus a softmax of the prototypes' cosines, whose factor is
+        the number of spaces: [B, T * D] -> [B, C]"""
         by_step = self.aligned(features.unflatten(1, (-1, self.feature_dim)))  # [B, T, D]
         cosines = cosine(by_step[:, 0], self.prototypes.means)  # [B, C]
-        of_head = self.classify(by_step)  # [B, T, C]
-        first, following = (step_of(scores.argmax(dim=-1), self.spaces) for scores in (cosines, of_head))
+        scores = self.classify(by_step)  # [B, T, C]
+        first, following = (step_of(each.argmax(dim=-1), self.spaces) for each in (cosines, scores))
         retrieved = retrieve(first, following)
-        refined = of_head[torch.arange(len(retrieved), device=retrieved.device), retrieved]  # [B, C]
+        refined = scores[torch.arange(len(retrieved), device=retrieved.device), retrieved]  # [B, C]
         return refined.softmax(dim=1) + (len(self.spaces) * cosines).softmax(dim=1)

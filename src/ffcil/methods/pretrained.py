@@ -35,7 +35,7 @@ from ffcil.training.fit import Training
 from ffcil.training.seeds import derive_seed
 
 Network = Callable[[Tensor], Tensor]
-"""From normalised images [B, 3, H, W] to features [B, D]."""
+"""Function from normalised images [B, 3, H, W] to features [B, D]."""
 NETWORK = "network."
 """Prefix of the frozen network's keys in a state."""
 
@@ -77,7 +77,7 @@ class Pretrained(Learner):
     def __init__(self, settings: LearnerSettings, config: MethodConfig) -> None:
         super().__init__(settings, config)
         network = build_network(settings.backbone, settings.weights)
-        self._weights = network.fingerprint()
+        self._fingerprint = network.fingerprint()
         self.network = self.placed(network)
         width, device = self.feature_dim, self.engine.device
         self.statistics = ClassStatistics(width).to(device)
@@ -95,7 +95,8 @@ class Pretrained(Learner):
 
     @cached_property
     def _store(self) -> FeatureStore | None:
-        """Features that runs share, if they do; its key holds everything that they depend on."""
+        """Store of features that all runs share; None if they are computed in every run. Its key is a hash of
+        everything that the features depend on."""
         if not self.settings.stored_features:
             return None
         if self.tunes_network:
@@ -103,7 +104,7 @@ class Pretrained(Learner):
                 f"features=stored is not supported by {self.title}, which tunes the network: set features=computed."
             )
         prepared = self.settings.augmentation.preparation
-        content = f"{self._weights} {prepared} {self.engine.precision} {self.feature_kind}"
+        content = f"{self._fingerprint} {prepared} {self.engine.precision} {self.feature_kind}"
         return FeatureStore(hashlib.sha256(content.encode()).hexdigest()[:16], self.feature_dim)
 
     # --- what a method defines ------------------------------------------------------------------------------------
@@ -139,7 +140,8 @@ class Pretrained(Learner):
         At the first tuning, features of classes that waited for it come first, and `restart` was called."""
 
     def restart(self) -> None:
-        """Forget what the classifier has summed up over the steps so far; means and the like are replaced anyway."""
+        """Reset all sums that the classifier has accumulated over the steps. Means need no reset, because fitting a
+        class again replaces its mean."""
 
     def untuned_features(self, images: Tensor) -> Tensor:
         """What `features` returns before the network is tuned."""
@@ -160,7 +162,7 @@ class Pretrained(Learner):
         return self.classify(self.aligned(features))
 
     def space_scores(self, features: Tensor) -> Tensor:
-        """The same scores before those of different spaces are made comparable, if `compares_spaces`."""
+        """Scores [B, classes] before those of different spaces are standardised. Required if `compares_spaces`."""
         raise TypeError(f"{type(self).__name__} compares spaces, but does not define its scores")
 
     # --- what all methods have ------------------------------------------------------------------------------------
@@ -191,7 +193,7 @@ class Pretrained(Learner):
 
     @property
     def is_tuned(self) -> bool:
-        """Whether some step has tuned the network, or no step ever will."""
+        """Whether a step has tuned the network already, or no step ever will."""
         return not self.tunes_network or any(self.tuned_steps)
 
     @property
@@ -202,7 +204,8 @@ class Pretrained(Learner):
         return tuning_steps(self.boundaries, self.settings.framework.enough, self.settings.framework.share)
 
     def phase(self, increment: Increment) -> Phase:
-        """Epochs and learning rates of a step, with about `flow.min_steps` optimiser steps at least."""
+        """Epochs and learning rates of a step, prolonged to about `flow.min_steps` optimiser steps if there are
+        fewer."""
         train = self.settings.train
         batches = max(1, math.ceil(len(self.training_rows(increment)) / train.batch))
         return (train.first if self.tunes_first else train.later).lasting(batches, self.settings.framework.min_steps)
@@ -242,7 +245,8 @@ class Pretrained(Learner):
         return features.float()
 
     def deep_features(self, images: Tensor, blocks: int, tunings: Sequence[Tuning] = UNTUNED) -> Tensor:
-        """The same, and features of the last `blocks` blocks: [B, 3, H, W] -> [B, self.network.deep_dim(blocks)]
+        """Features of the network and of its last `blocks` blocks, side by side:
+        [B, 3, H, W] -> [B, self.network.deep_dim(blocks)]
 
         With `tunings`, the network must be a plain ViT."""
         with self._reading(images):
@@ -332,7 +336,8 @@ class Pretrained(Learner):
         return {"alignment": None, **notes}
 
     def _features_everywhere(self, increment: Increment) -> tuple[Tensor, Tensor] | None:
-        """Features of a step's images in all spaces [N, D of all], and their classes, if parts of flow need them."""
+        """Features of a step's images in all spaces, [N, D of all], and their classes, [N]; None if no part of flow
+        needs them."""
         in_several = self.whitening is not None and len(self.whitening.classes) > 1
         if self.comparable is None and not in_several:
             return None
@@ -341,13 +346,13 @@ class Pretrained(Learner):
     def _update_metric(
         self, metric: Whitening, features: Tensor, targets: Tensor, everywhere: tuple[Tensor, Tensor] | None
     ) -> None:
-        """Add the images of a step to the metric, in the newest space and, of the same images, in all others."""
+        """Add a step's images to the metric: their features in the newest space, and those in all earlier spaces."""
         newest = len(metric.classes) - 1
         metric.add(features, targets, newest)
         if everywhere is not None:
             for space, own in enumerate(everywhere[0].split(self.feature_dim, dim=1)[:newest]):
                 metric.add(own, everywhere[1], space)
-        metric.renew()  # not in the first prediction, which may be traced for an export
+        metric.renew()  # now, because the first prediction may be traced for an export
 
     def similarity(self, features: Tensor, means: Tensor, space: int = 0) -> Tensor:
         """Cosines of features with class means of a space, whitened if `flow.whiten` is on: [B, D] -> [B, C]"""
@@ -362,7 +367,7 @@ class Pretrained(Learner):
             comparable.observe(self.space_scores(some), classes, spaces)
 
     def compared(self, scores: Tensor) -> Tensor:
-        """Standardise the scores [..., classes] of each space, if that is on."""
+        """Standardise the scores [..., classes] of each space if `flow.comparable` is on."""
         return scores if self.comparable is None else self.comparable(scores, self.space_of_classes())
 
     def space_of_classes(self) -> Tensor:
@@ -370,9 +375,10 @@ class Pretrained(Learner):
         return step_of(torch.arange(self.boundaries[-1], device=self.engine.device), self.spaces)
 
     def features_to_fit(self, increment: Increment) -> tuple[Tensor, Tensor]:
-        """The features of a step, with those that waited for this step to tune if it is the first; and their classes.
+        """Features [N, D] to which a step fits the classifier, and their classes [N].
 
-        Before the first tuning, the features also wait for it."""
+        Before the first tuning, they are also kept for it, because the tuned network will not see their images again.
+        The first tuning moves all kept features to the tuned space and puts them before those of its own step."""
         features, targets = self.extract_features(increment)
         if not self.is_tuned:
             self.waiting.add(features, targets)
@@ -395,7 +401,7 @@ class Pretrained(Learner):
         settings = self.settings.framework.ha
         assert settings is not None
         training = AlignmentTraining(settings, self.classify, self.reduce, self.engine, self.may_collapse)
-        waited = len(targets) > len(increment.rows)  # all images of earlier classes have their features here
+        waited = len(targets) > len(increment.rows)  # then all earlier classes have real features here
         known = (self.statistics, 0 if waited else increment.seen_before)
         return training.train(alignment, features, targets, known, self.generator(increment, "HA"))
 
@@ -403,12 +409,12 @@ class Pretrained(Learner):
         return [module for name, module in self.named_children() if name not in self.training_only]
 
     def state(self) -> dict[str, Any]:
-        """The state without the network, which never changes and is large; a fingerprint of its weights instead."""
+        """The state with a fingerprint of the network's weights instead of the weights, which never change."""
         own = {key: value for key, value in self.state_dict().items() if not key.startswith(NETWORK)}
-        return {**super().state(), "modules": own, "weights": self._weights, **self.waiting.state()}
+        return {**super().state(), "modules": own, "weights": self._fingerprint, **self.waiting.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        if state.get("weights") != self._weights:
+        if state.get("weights") != self._fingerprint:
             backbone = self.settings.backbone
             raise InputError(f"The state was saved with other weights of {backbone!r}: set them, or restart the run.")
         known = self.state_dict()

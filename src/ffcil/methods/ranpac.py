@@ -26,14 +26,14 @@ class RanPACConfig(OptionalAdapterConfig, AnalyticConfig):
 
 @register("ranpac")
 class RanPAC(Pretrained):
-    """The sums run over all steps. Every step chooses lambda again from its own images, unless `ridge_from` differs or
-    `flow.shared_ridge` lets the images of all steps choose it.
+    """The head is solved from sums over all steps. Every step chooses lambda again from its own images, unless
+    `ridge_from` is `largest` or `flow.shared_ridge` lets the images of all steps choose it.
 
     Adapters and a cosine head are trained in the first step, or in the first with `flow.enough` classes, and then
     frozen.
 
-    Under class-wise mean, all classes seen have equal weights in the sums, and those of a step in the choice of lambda.
-    With or without it, the sums do not depend on how the same images were divided into steps.
+    With the class-wise mean, all classes seen have equal weights in the sums, and all classes of a step have equal
+    weights in the choice of lambda. In any case, the sums do not depend on how the images are divided into steps.
     """
 
     title = "RanPAC"
@@ -50,7 +50,7 @@ class RanPAC(Pretrained):
         super().__init__(settings, config)
         self.adapters = self.fresh_adapters(self.config.rank)
         self.head = GrowingCosine(self.feature_dim).to(self.engine.device)
-        """Head of the first step's training."""
+        """Head for the training of the adapters."""
         balanced, shared = self.reduce is class_wise_mean, settings.framework.shared_ridge
         analytic = AnalyticHead(self.feature_dim, self.config.hidden, nn.init.normal_, shared, balanced)
         self.analytic = analytic.to(self.engine.device)

@@ -94,8 +94,21 @@ def framework_of(config: RunConfig) -> Framework:
 
 
 def complete(config: RunConfig) -> RunConfig:
-    """Check the method's own fields of a configuration, and add defaults that depend on the method."""
+    """Check the fields of a configuration that depend on the method, and add their defaults."""
     method = find_method(config.method)
+    _check_support(config, method)
+    framework_of(config)  # parts of a framework that are for the other kind of methods are an error
+    _check_option_names(config, method)
+    options = validate(method.Config, config.options, "options").model_dump(mode="json")
+    # glyph_vit was trained with pixels in [0, 1], which is what `published` means, and `published` keeps the names of
+    # runs of earlier versions
+    as_trained = "weights" if method.pretrained and config.backbone != GLYPH_VIT else "published"
+    normalise = config.normalise or as_trained
+    return config.model_copy(update={"options": options, "normalise": normalise})
+
+
+def _check_support(config: RunConfig, method: type[Learner]) -> None:
+    """Raise an error for a field that the method does not support."""
     if method.pretrained and config.backbone in BACKBONES:
         raise InputError(
             f"Method {config.method!r} needs a pre-trained network, not {config.backbone!r}: use a recipe that has "
@@ -117,18 +130,16 @@ def complete(config: RunConfig) -> RunConfig:
             f"Method {config.method!r} trains from scratch and cannot use the pre-trained {config.backbone!r}: use a "
             "recipe for such methods, such as cifar100 or glyphs."
         )
-    framework_of(config)  # refuses parts for the other kind of method
+
+
+def _check_option_names(config: RunConfig, method: type[Learner]) -> None:
+    """Raise an error for an option that is not a field of the method."""
     for option in config.options:
         if option not in method.Config.model_fields:
             known = [f"options.{name}" for name in method.Config.model_fields]
             if not known:
                 raise InputError(f"Method {config.method!r} has no fields of its own: remove options.{option}.")
             raise unknown(f"field of method {config.method}", f"options.{option}", known)
-    options = validate(method.Config, config.options, "options").model_dump(mode="json")
-    # glyph_vit was trained with pixels in [0, 1]; `published` means them, too, and keeps the names of earlier runs
-    as_trained = "weights" if method.pretrained and config.backbone != GLYPH_VIT else "published"
-    normalise = config.normalise or as_trained
-    return config.model_copy(update={"options": options, "normalise": normalise})
 
 
 def build_learner(config: RunConfig, augmentation: Augmentation, engine: Engine) -> Learner:

@@ -16,7 +16,7 @@ from ffcil.stream import Increment
 
 @register("simplecil")
 class SimpleCIL(Pretrained):
-    """The score of a class is the cosine of a feature with the mean feature of the class."""
+    """The score of a class is the cosine of a feature with the class mean."""
 
     title = "SimpleCIL"
     paper = "https://arxiv.org/abs/2303.07338"

@@ -1,4 +1,4 @@
-"""TagFex: DER whose new extractors also learn from a task-agnostic network that is trained by self-supervision.
+"""TagFex: DER with a task-agnostic network, trained by self-supervision, from which new extractors learn.
 
 Zheng et al., CVPR 2025, with the weights and the gate of the authors' code where it departs from the paper's text.
 """
@@ -32,7 +32,7 @@ class TagFexConfig(MethodConfig):
     """Weight of the contrastive loss between two views of an image."""
     contrastive_distillation_weight: float = Field(2.0, ge=0)
     """Weight of the contrastive loss between the task-agnostic network and its state at the end of the previous step.
-    It is not multiplied with `contrastive_weight`, as it is in the authors' code."""
+    Unlike in the authors' code, it is not multiplied by `contrastive_weight`."""
     contrastive_temperature: float = Field(0.2, gt=0)
     """Temperature of both contrastive losses."""
     transfer_temperature: float = Field(2.0, gt=0)
@@ -42,12 +42,13 @@ class TagFexConfig(MethodConfig):
     projector_features: PositiveInt = 1024
     """Width of the embeddings that the contrastive losses compare."""
     heads: PositiveInt = 8
-    """Number of heads of the merge attention; it must divide the number of the backbone's features."""
+    """Number of heads of the merge attention. It must divide the number of the backbone's features."""
     agnostic_share: float = Field(0.05, ge=0, le=1)
-    """Share of the task-agnostic network in the initialisation of a new extractor."""
+    """Weight of the task-agnostic network in the initialisation of a new extractor."""
 
 
 def _projection(features: int) -> nn.Linear:
+    """A projection of the merge attention, without bias."""
     linear = nn.Linear(features, features, bias=False)
     nn.init.xavier_normal_(linear.weight)
     return linear
@@ -62,7 +63,7 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 class MergeAttention(nn.Module):
-    """Task-specific tokens attend to themselves and to the task-agnostic tokens; the output is the mean over tokens."""
+    """Task-specific tokens attend to themselves and to task-agnostic tokens. The output is the mean over tokens."""
 
     def __init__(self, features: int, heads: int) -> None:
         super().__init__()
@@ -83,13 +84,14 @@ class MergeAttention(nn.Module):
         return merged.mean(dim=2).flatten(1)  # over tokens; heads side by side
 
     def by_head(self, tokens: Tensor) -> Tensor:
+        """[B, n, D] -> [B, heads, n, D / heads]"""
         batch, count, _ = tokens.shape
         return tokens.view(batch, count, self.heads, -1).transpose(1, 2)
 
 
 def contrast(anchors: Tensor, others: Tensor, temperature: float) -> Tensor:
-    """Mean InfoNCE loss over two views, [2B, E] each, view 1 above view 2. The positive of a row is the other view of
-    its image, its negatives are all other images; the row itself is left out.
+    """Mean InfoNCE loss between embeddings of two views, [2B, E] each, view 1 before view 2. The positive of a row is
+    the other view of its image, its negatives are all other images, and the row itself is left out.
 
     It uses no labels, so the class-wise mean does not apply to it.
     """
@@ -123,7 +125,7 @@ class TagFex(Conventional):
         self.agnostic = self.build_backbone()
         self.projector = nn.Sequential(_linear(width, hidden), nn.ReLU(), _linear(hidden, embedded)).to(device)
         self.predictor = _linear(width, width).to(device).requires_grad_(False)  # idle until the second step
-        # the two at the end of the previous step; overwritten at each step, so that they are compiled once
+        # copies from the end of the previous step; each step overwrites their values, so that they are compiled once
         self.old_agnostic = self.frozen_copy(self.agnostic)
         self.old_projector = copy.deepcopy(self.projector).requires_grad_(False)
         self.merge = nn.Module()
@@ -151,7 +153,8 @@ class TagFex(Conventional):
 
     @torch.no_grad()
     def _mix_in_agnostic(self) -> None:
-        """Initialise a new extractor mostly from the previous one; its batch-norm statistics are reset."""
+        """Mix a share of the task-agnostic network into the new extractor, which is still a copy of the previous one,
+        and reset its batch-norm statistics."""
         for new, agnostic in zip(self.backbone.parameters(), self.agnostic.parameters(), strict=True):
             new.lerp_(agnostic, self.config.agnostic_share)
         for module in self.backbone.modules():
@@ -179,13 +182,14 @@ class TagFex(Conventional):
         return total + self.merging(specific, agnostic, logits, targets, classification)
 
     def maps(self, network: Backbone, images: Tensor) -> Tensor:
-        """[B, D, h, w]"""
+        """Feature maps before pooling, [B, D, h, w]."""
         with self.engine.autocast():
             maps: Tensor = network.upper(network.lower(images))
         return maps
 
     def old_embedding(self, images: Tensor) -> Callable[[], Tensor]:
-        """Run the task-agnostic network and projector of the previous step in parallel to what follows: [2B, E]."""
+        """Start the task-agnostic network and the projector of the previous step in parallel to what follows. The
+        returned function waits for the embedding, [2B, E]; it is empty in the first step."""
         if not len(self.frozen):
             return lambda: images.new_empty(0)
 
@@ -195,11 +199,13 @@ class TagFex(Conventional):
         return self.engine.aside(embedding, lane=len(self.frozen))
 
     def contrastive(self, agnostic_features: Tensor) -> Tensor:
+        """Contrastive loss between the two views of each image."""
         embedding = self.engine.parallel.gather(self.projector(agnostic_features))
         return contrast(embedding, embedding, self.config.contrastive_temperature)
 
     def continual_contrast(self, agnostic_features: Tensor, before: Callable[[], Tensor]) -> Tensor:
-        """Contrast new views, and distil the network of the previous step; the more classes are old, the more of it."""
+        """Contrastive loss between views, and with the network of the previous step. The share of old classes is the
+        weight of the latter."""
         old_share = self.auxiliary.old_classes / self.head.classes
         # the gradient passes through the frozen projector into predictor and network
         predicted = self.old_projector(self.predictor(agnostic_features))
@@ -212,9 +218,10 @@ class TagFex(Conventional):
     def merging(
         self, specific: Tensor, agnostic: Tensor, logits: Tensor, targets: Tensor, classification: Tensor
     ) -> Tensor:
-        """Classify new samples by the merged features, and transfer to the new extractor where they do better.
+        """Classify samples of new classes by the merged features, and transfer these scores to the new extractor if the
+        merged features have the smaller loss.
 
-        A batch without a sample of a new class gives 0; the reference code divides by zero there.
+        A batch without a sample of a new class gives 0, where the reference code divides by zero.
         """
         with self.engine.autocast():
             merged = self.merge(specific, agnostic.detach())
@@ -227,7 +234,7 @@ class TagFex(Conventional):
         return merge_loss + better * transfer
 
     def transfer(self, logits: Tensor, merged_logits: Tensor) -> Tensor:
-        """KL divergence between the new classes' softened scores and the merged ones, [2B]; no factor T^2."""
+        """KL divergence between the softened scores of new classes and the merged scores, [2B]; no factor T^2."""
         temperature, teacher = self.config.transfer_temperature, merged_logits.detach()
         entropy = distillation(teacher, teacher, temperature)  # a constant: it changes the value, not the gradient
         return distillation(logits[:, self.auxiliary.old_classes :], teacher, temperature) - entropy
@@ -240,6 +247,7 @@ class TagFex(Conventional):
         return torch.cat([*frozen(), self.newest_features(images)], dim=1)
 
     def newest_features(self, images: Tensor) -> Tensor:
+        """Features of the newest extractor, [B, D]."""
         return self.through(self.backbone, images)
 
     def deployed(self) -> Iterable[nn.Module]:

@@ -1,4 +1,4 @@
-"""TUNA: an image uses the adapters that are most certain about it, and one universal set fused from those of all steps.
+"""TUNA: an image is classified by the adapters that are most certain of it, and by universal adapters fused from all.
 
 Wang et al., "Integrating Task-Specific and Universal Adapters for Pre-Trained Model-based Class-Incremental Learning",
 ICCV 2025.
@@ -26,8 +26,8 @@ from ffcil.stream import Increment
 
 
 class TUNAConfig(GaussianHeadConfig):
-    """TUNA's own fields. `released` uses the newest adapters instead of the universal ones, which the released code
-    computes but never uses, and shortens the means of newer classes where `mean_decay` is meant to shorten older ones.
+    """TUNA's own fields. With `released`, predictions use the newest adapters instead of the universal ones, which the
+    released code computes but never uses, and `mean_decay` shortens the means of newer classes instead of older ones.
     """
 
     scale: float = Field(20.0, gt=0)
@@ -35,50 +35,54 @@ class TUNAConfig(GaussianHeadConfig):
     margin: float = Field(0.0, ge=0)
     """Margin that training subtracts from the cosine with an image's own class."""
     orthogonality: float = Field(0.001, ge=0)
-    """Weight of the term that separates the adapters' up-projections from earlier ones. It falls by e at each step."""
+    """Weight of the term that makes the adapters' up-projections dissimilar to earlier ones. Every step divides it by
+    e."""
     mean_decay: bool = True
-    """Whether the head's second training shortens the means of older classes, to 0.9 of them at least."""
+    """Whether the head's second training shortens the means of older classes, to no less than 0.9 of their length."""
     head_period: PositiveInt = 5
-    """Number of epochs in which the second training's learning rate falls to zero; after them it rises again."""
+    """Number of epochs in which the learning rate of the second training falls to zero, after which it rises again."""
 
 
 def cosface(cosines: Tensor, targets: Tensor, scale: float, margin: float) -> Tensor:
-    """Cross-entropy of scale * cosine, with a margin subtracted from the own class's cosine: [B, C], [B] -> [B].
+    """Cross-entropy of scale * cosine, with a margin subtracted from the cosine of the own class: [B, C], [B] -> [B]
 
-    For a single class it is 0 whatever the cosine."""
+    For a single class it is always 0."""
     own = targets[:, None] == torch.arange(cosines.shape[1], device=targets.device)
     return cross_entropy(scale * (cosines - margin * own), targets)
 
 
 def fuse(values: Tensor) -> Tensor:
-    """Fuse the same weight of T sets of adapters, [T, ...] -> [...]. The sign is that of the mean, minus if the mean is
-    0; the magnitude is the largest among values of that sign, 0 if there are none."""
+    """Fuse the same weight of T sets of adapters: [T, ...] -> [...]
+
+    The sign is that of the mean (minus if the mean is 0). The magnitude is the largest among values of that sign, or 0
+    if there are none."""
     sign = torch.where(values.mean(dim=0) > 0, 1.0, -1.0).to(values.dtype)
     return sign * (sign * values).clamp_min(0).amax(dim=0)
 
 
 def mean_directions(adapters: Iterable[nn.Module]) -> Tensor:
-    """Mean of the up-projection's rows, each scaled to length 1: [blocks, rank].
+    """Mean of the rows of each up-projection, scaled to length 1 before: [blocks, rank]
 
-    The mean cosine over all pairs of rows of two projections is the product of two such means."""
+    The dot product of two such means is the mean cosine over all pairs of rows of the two projections."""
     rows = torch.stack([adapter.up.weight for adapter in adapters])  # type: ignore[union-attr, misc]
     return F.normalize(rows, dim=-1).mean(dim=1)
 
 
 def decay_of_means(steps: Tensor, now: int) -> Tensor:
-    """Factor on the mean of a class, from its step (counted from 0) and the newest step. It rises up to 1."""
+    """Factor on the mean of each class, [C], from its step and the newest step, counted from 0. It is 1 for the newest
+    step and smaller for earlier ones."""
     return 0.9 + 0.1 * (steps + 1) / (now + 1)
 
 
 @register("tuna")
 class TUNA(Pretrained):
-    """The most certain adapters of a step and the universal adapters vote together.
+    """A score is the sum of two probabilities: under the most certain adapters of a step, and under the universal ones.
 
     The adapters of a step start from those of the step before. After a step's training, the head of all classes is
     trained again on features drawn from the Gaussians of all classes, each in the space of its own step.
 
-    In a step with a single class the loss is constant: its adapters stay as the step before left them, except for
-    weight decay and, from the second step on, orthogonality. The head's second training then learns the class."""
+    In a step with a single class the cross-entropy is constant, so only weight decay and, from the second step on, the
+    term of orthogonality change its adapters. The second training of the head then learns the class."""
 
     title = "TUNA"
     paper = "https://arxiv.org/abs/2508.08165"
@@ -96,7 +100,7 @@ class TUNA(Pretrained):
         self.head = GrowingCosine(self.feature_dim, config.scale, learn_scale=False).to(device)
         self.head_training = HeadTraining.create(settings, config, config.head_period)
         self.universal = self.fresh_adapters(config.rank).requires_grad_(False)
-        """Adapters that are fused from those of all steps, again at every step."""
+        """Adapters fused from those of all steps. Every step fuses them again."""
         self.register_buffer("directions", torch.empty(0, self.vit.depth, config.rank, device=device))
         """`mean_directions` of the adapters of each earlier step, [T - 1, blocks, rank]"""
 
@@ -123,9 +127,10 @@ class TUNA(Pretrained):
         return loss + self.config.orthogonality * math.exp(-len(self.boundaries)) * self.overlap()
 
     def overlap(self) -> Tensor:
-        """Overlap of the up-projections with those of earlier steps: the mean over blocks, the sum over steps.
+        """Overlap of the up-projections with those of earlier steps: the mean over blocks, summed over steps.
 
-        The earlier ones are constants. In the released code this term changes them too, though their statistics stay.
+        The earlier ones are constants here. In the released code this term changes them, too, but not the Gaussians of
+        their classes.
         """
         products = (self.directions * mean_directions(self.steps.newest)).sum(dim=-1)  # [T - 1, blocks]
         return products.abs().mean(dim=1).sum()
@@ -136,25 +141,26 @@ class TUNA(Pretrained):
 
     @torch.no_grad()
     def fuse_adapters(self) -> None:
+        """Fuse the adapters of all steps into the universal ones."""
         sets = [list(adapters.parameters()) for adapters in self.steps]
         for universal, *of_steps in zip(self.universal.parameters(), *sets, strict=True):
             universal.copy_(fuse(torch.stack(of_steps)))
 
     def fit_classifier(self, increment: Increment, features: Tensor, targets: Tensor) -> dict[str, Any]:
         self.gaussians.remember(features, targets)
-        if not increment.seen_before and self.tunes:  # all classes of the head were just learned together
+        if not increment.seen_before and self.tunes:  # this step has trained all classes of the head together
             return {}
         generator = self.generator(increment, "drawn features")
         return {"head_loss": self.head_training.train(self.head, self.gaussians, generator, self.mean_scale())}
 
     def mean_scale(self) -> Tensor | None:
-        """Factor on the mean of each class in the head's second training, [C]; None: 1 each."""
+        """Factor on the mean of each class in the second training of the head, [C]; None if `mean_decay` is off."""
         if not self.config.mean_decay:
             return None
         classes = torch.arange(self.gaussians.classes, device=self.engine.device)
         now = len(self.boundaries) - 1
         if self.config.released:
-            # it divides by the newest step's size with the wrong sign, for the classes of all steps
+            # it computes the step of a class with the newest step's size, of the wrong sign, for all classes
             return decay_of_means(classes // (self.old_classes - self.boundaries[-1]), now)
         return decay_of_means(step_of(classes, self.boundaries), now)
 
@@ -163,7 +169,7 @@ class TUNA(Pretrained):
 
     @property
     def uses_universal(self) -> bool:
-        """False in the first step, where the universal adapters are the only ones."""
+        """Whether predictions use the universal adapters. In the first step they equal those of the step."""
         return bool(self.steps.kept) and not self.config.released
 
     def changing_network(self) -> Network | None:

@@ -20,7 +20,7 @@ class WA(Conventional):
     """Loss of every sample, new or replayed: (1 - share) * cross-entropy + share * distillation, where `share` is the
     share of old classes among all classes seen. So one new class beside many old ones hardly changes the network.
 
-    The fields are those of iCaRL. `distillation_weight`, 1 in the paper, multiplies the distillation once more.
+    The fields are those of iCaRL. `distillation_weight`, 1 in the paper, is another factor on the distillation.
     """
 
     title = "WA"

@@ -1,1 +1,1 @@
-"""Backbones and heads. They know nothing of methods."""
+"""Networks, tuners, heads and closed-form classifiers. They know nothing of methods."""

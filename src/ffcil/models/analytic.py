@@ -1,8 +1,9 @@
 """A classifier in closed form: ridge regression on fixed random features, from sums over all steps.
 
 With phi(f) = ReLU(V f), G = sum of phi phi^T and Q = sum of phi y^T, the weights are W = (G + lambda I)^-1 Q. Adding to
-the sums and solving again equals the recursion by the Woodbury identity, without its many small updates. The sums can
-give all classes the same weight; then they do not depend on how the classes were divided into steps either.
+the sums and solving again gives the same weights as the recursion by the Woodbury identity, without its many small
+updates. The sums can give all classes the same weight. Also then, they do not depend on how the classes are divided
+into steps.
 """
 
 import math
@@ -19,11 +20,12 @@ from ffcil.errors import InputError
 RIDGES = tuple(10.0**power for power in range(-8, 9))
 """Candidates for lambda."""
 CHUNK = 1024
-"""Number of rows whose random features are held at a time."""
+"""Number of rows whose random features are in memory at a time."""
 
 
 class RandomFeatureHead(nn.Module):
-    """Scores [B, classes] that regress to 1 for a feature's own class and to 0 for others. It starts with no class."""
+    """Linear scores [B, classes] of random features, whose targets are 1 for a feature's own class and 0 for others. It
+    starts with no class."""
 
     projection: Tensor
     weight: Tensor
@@ -40,7 +42,7 @@ class RandomFeatureHead(nn.Module):
         self.register_buffer("weight", torch.zeros(hidden, 0, dtype=dtype))
         """W, [H, C]"""
         self.register_buffer("ridge", torch.tensor(1.0, dtype=torch.float64))
-        """lambda"""
+        """The ridge lambda"""
 
     @property
     def classes(self) -> int:
@@ -52,7 +54,7 @@ class RandomFeatureHead(nn.Module):
         self.weight = torch.cat([self.weight, room], dim=1)
 
     def expand(self, features: Tensor) -> Tensor:
-        """Random features phi: [..., D] -> [..., H]"""
+        """Random features phi of features: [..., D] -> [..., H]"""
         return F.relu(F.linear(features, self.projection.to(features.dtype)))
 
     def forward(self, features: Tensor) -> Tensor:
@@ -65,16 +67,18 @@ class RandomFeatureHead(nn.Module):
         return torch.cat([self(rows).argmax(dim=1) for rows in features.split(CHUNK)])
 
     def row_weights(self, targets: Tensor) -> Tensor:
-        """Weights [N] with which `add` memorises all images of the classes `targets` [N]."""
+        """Weights [N] that `add` gives to images of the classes `targets` [N], which must be all images of each
+        class."""
         return class_balanced(targets) if self.balanced else torch.ones(len(targets), device=targets.device)
 
     def _wanted(self, targets: Tensor) -> Tensor:
+        """Regression targets: [N] -> [N, classes]"""
         return F.one_hot(targets, self.classes).to(self.weight.dtype)
 
 
 class AnalyticHead(RandomFeatureHead):
-    """A head that is solved from sums. Sums and solutions are float64, because the matrix with a small lambda is
-    ill-conditioned."""
+    """A head that is solved from sums. Sums and solutions are float64, because the matrix is ill-conditioned if lambda
+    is small."""
 
     gram: Tensor
     moments: Tensor
@@ -89,18 +93,20 @@ class AnalyticHead(RandomFeatureHead):
         shared_ridge: bool = False,
         balanced: bool = False,
     ) -> None:
-        """`draw` fills the fixed projection [hidden, features] in place. With `shared_ridge`, all calls of `choose` so
-        far choose lambda together. With `balanced`, every class has the total weight 1 in the sums: an image weighs
-        1 / n_y, where n_y is the number of images of its class, all of which come in one call of `add`."""
+        """`draw` fills the fixed projection [hidden, features] in place. With `shared_ridge`, lambda minimises the sum
+        of the errors of all calls of `choose` so far. With `balanced`, every class has the total weight 1 in the sums:
+        an image has the weight 1 / n_y, where n_y is the number of images of its class. One call of `add` must then
+        have all images of a class."""
         super().__init__(features, hidden, draw, torch.float64, balanced)
         zeros = torch.zeros(len(RIDGES), dtype=torch.float64)
         self.register_buffer("errors", zeros if shared_ridge else None)
         """Squared errors of each of `RIDGES`, summed over all predicted rows and classes, [ridges]"""
         self.register_buffer("gram", torch.zeros(hidden, hidden, dtype=torch.float64))
+        """G, [H, H]"""
         self.register_buffer("moments", torch.zeros(hidden, 0, dtype=torch.float64))
         """Q, [H, C]"""
         self.register_buffer("images", torch.zeros((), dtype=torch.float64) if balanced else None)
-        """Number of images in balanced sums; NaN if the sums are of an earlier version, which balanced single steps"""
+        """Number of images in balanced sums; NaN for sums of an earlier version, which balanced each step separately"""
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         if self.balanced:
@@ -128,7 +134,7 @@ class AnalyticHead(RandomFeatureHead):
             self.moments.addmm_(weighted, self._wanted(labels))
 
     def scale_targets(self, factor: float) -> None:
-        """Scale the regression targets of everything so far."""
+        """Scale the regression targets of all images so far."""
         self.moments.mul_(factor)
 
     def restart(self) -> None:
@@ -139,7 +145,7 @@ class AnalyticHead(RandomFeatureHead):
 
     @torch.no_grad()
     def solve(self) -> None:
-        """Compute the weights from the present sums. Lambda applies to sums in which an image weighs 1 on average."""
+        """Compute the weights from the sums. Lambda is for sums in which the mean weight of an image is 1."""
         ridge = self.ridge.item()
         if self.images is not None:
             images = self.images.item()
@@ -154,11 +160,17 @@ class AnalyticHead(RandomFeatureHead):
     def choose(
         self, features: Tensor, targets: Tensor, generator: torch.Generator, weights: Tensor | None = None
     ) -> None:
-        """Choose lambda: of the shuffled rows, 80 % are fitted and the rest are predicted, with weights [N] of mean 1
-        (default: all 1, or equal in sum for all classes if the head is balanced).
+        """Choose lambda: 80 % of the rows, in random order, are fitted, and the others are predicted.
 
-        It depends on these features only or, if the ridge is shared, on the sum of the squared errors of all calls. So
-        one or two classes, which every ridge separates, have little to say about the ridge of all others."""
+        The choice depends on these features only or, if the ridge is shared, on the sum of the squared errors of all
+        calls. Then one or two classes, which every ridge separates, have little effect on the ridge of all others.
+
+        Args:
+            features: Features [N, D].
+            targets: Their classes, [N].
+            generator: Shuffles the rows.
+            weights: Weights [N] of mean 1; None: all 1 or, if the head is balanced, the same sum for every class.
+        """
         order = torch.randperm(len(features), generator=generator, device=features.device)
         expanded, wanted = self.expand(features[order]).double(), self._wanted(targets[order])
         if weights is None and self.balanced:
@@ -204,15 +216,15 @@ def solve_ridge(gram: Tensor, moments: Tensor, ridge: float) -> Tensor:
 
 
 def choose_ridge(rows: Tensor, wanted: Tensor, fitted: int) -> float:
-    """The element of `RIDGES` with the smallest error; see `ridge_errors` for the arguments."""
+    """The element of `RIDGES` with the smallest error. The arguments are those of `ridge_errors`."""
     return RIDGES[int(ridge_errors(rows, wanted, fitted).argmin())]
 
 
 def ridge_errors(rows: Tensor, wanted: Tensor, fitted: int) -> Tensor:
     """Mean squared error of each of `RIDGES`, [ridges], if the first `fitted` rows predict the others.
 
-    One eigendecomposition serves all ridges: that of the rows' products [fitted, fitted] if there are fewer rows than
-    columns (the dual), otherwise that of the columns' products [H, H]. A single row is both fitted and predicted.
+    All ridges share one eigendecomposition: of the products of the rows [fitted, fitted] if there are fewer rows than
+    columns (the dual), otherwise of the products of the columns [H, H]. A single row is both fitted and predicted.
 
     Args:
         rows: Random features in random order, float64 [N, H].
@@ -238,12 +250,12 @@ class Drift:
     change: Tensor
     """Transpose of A, [D, D]"""
     centre: Tensor
-    """[D]"""
+    """Mean of the old features, [D]"""
     shift: Tensor
-    """[D]"""
+    """Mean movement, [D]"""
 
     def __call__(self, features: Tensor) -> Tensor:
-        """Present position of old features [..., D]."""
+        """Map old features to their present position: [..., D] -> [..., D]"""
         old = features.double()
         return (old + (old - self.centre) @ self.change + self.shift).to(features.dtype)
 
@@ -251,8 +263,8 @@ class Drift:
 def fit_drift(old: Tensor, new: Tensor, generator: torch.Generator) -> Drift:
     """Fit a linear map with bias from old to new features of the same images, [N, D] each, by ridge regression.
 
-    The ridge is chosen by predicting 10 % of the images from the others. It penalises the change: in a direction in
-    which the images do not differ, features only move by the common shift. A single image gives the shift alone.
+    The ridge is chosen by predicting 10 % of the images from the others. It penalises the change: in directions in
+    which the images do not differ, features only move by the common shift. A single image determines only the shift.
     """
     order = torch.randperm(len(old), generator=generator, device=old.device)
     old, moved = old[order].double(), (new - old)[order].double()

@@ -1,4 +1,4 @@
-"""Stores of the mean and the spread of the features of every class. They need torch and nothing else of ffcil."""
+"""Means and spreads of the features of every class. This module needs torch and nothing else of ffcil."""
 
 from collections.abc import Callable, Iterable
 
@@ -12,9 +12,9 @@ BLOCK = 64
 
 
 def cholesky_factor(features: Tensor) -> Tensor:
-    """Lower triangular L, with L L^T the covariance of one class plus the ridge: [n, D] -> float64 [D, D]
+    """Lower triangular L, where L L^T is the covariance of one class plus the ridge: [n, D] -> float64 [D, D]
 
-    In float32, the smallest eigenvalues would be lost if there are fewer images than features."""
+    In float32, the smallest eigenvalues would be lost with fewer images than features."""
     factor: Tensor = torch.linalg.cholesky(_covariance(features))
     return factor
 
@@ -94,17 +94,21 @@ class ClassStatistics(ClassMeans):
             self.spreads[label] = self.spread(features[targets == label])
 
     def _remember_deviations(self, features: Tensor, targets: Tensor) -> None:
-        """Many classes at a time, but not all: a product with all of them would need a matrix [classes, images]."""
+        """Store means and standard deviations, of `BLOCK` classes at a time. A product with all classes would need a
+        matrix [classes, images]."""
         order = targets.argsort(stable=True)
-        classes, counts = targets.unique(return_counts=True)
-        images = [int(some.sum()) for some in counts.split(BLOCK)]
-        for some, count, rows in zip(classes.split(BLOCK), counts.split(BLOCK), order.split(images), strict=True):
-            here, position = features[rows], torch.searchsorted(some, targets[rows])
-            share = (position == torch.arange(len(some), device=position.device)[:, None]) / count[:, None]  # [C, N]
-            means = share.to(here.dtype) @ here
-            squares = share.to(here.dtype) @ (here - means[position]).square()
+        all_classes, counts = targets.unique(return_counts=True)
+        images = [int(count.sum()) for count in counts.split(BLOCK)]
+        for classes, count, rows in zip(
+            all_classes.split(BLOCK), counts.split(BLOCK), order.split(images), strict=True
+        ):
+            own, position = features[rows], torch.searchsorted(classes, targets[rows])
+            member = position == torch.arange(len(classes), device=position.device)[:, None]  # [C, N]
+            share = (member / count[:, None]).to(own.dtype)
+            means = share @ own
+            squares = share @ (own - means[position]).square()
             unbiased = squares * (count / (count - 1).clamp_min(1))[:, None]
-            self.means[some], self.spreads[some] = means, unbiased.sqrt()
+            self.means[classes], self.spreads[classes] = means, unbiased.sqrt()
 
     def draw(self, noise: Tensor, mean_scale: Tensor | None = None) -> Tensor:
         """Features of the first C classes from standard normal noise: [C, n, D] -> [C, n, D].

@@ -1,9 +1,9 @@
-"""A linear discriminant from sums: the same for any order and any cut of the images into steps.
+"""A linear discriminant from sums: the same for any order of the images and any division into steps.
 
 With class means mu_c, a covariance S shared by all classes and equal priors, the score of class c is
-mu_c' S^-1 x - mu_c' S^-1 mu_c / 2. The number of images of a class is the precision of its mean and no weight in the
-scores. The covariance is shrunk towards a diagonal, S = (1 - a) W + a V, where W is the covariance within classes, and
-V its diagonal if there are many images. With few images, V has similar variances for all features.
+mu_c' S^-1 x - mu_c' S^-1 mu_c / 2. The number of images of a class has no weight in the scores; it only makes the mean
+more precise. The covariance is shrunk towards a diagonal matrix, S = (1 - a) W + a V, where W is the covariance within
+classes. With many images V is the diagonal of W, with few images it has similar variances for all features.
 """
 
 from collections.abc import Callable
@@ -14,18 +14,18 @@ import torch
 from torch import Tensor, nn
 
 ROWS = 4096
-"""Number of images whose features are turned into float64 at a time."""
+"""Number of images whose features are converted to float64 at a time."""
 BLOCK = 256
-"""Columns of a triangular matrix that are stored together."""
+"""Number of columns of a triangular matrix that are stored together."""
 LEAST = 0.001
 """Smallest shrinkage that is estimated from sums."""
 
 
 class ClassSums(nn.Module):
-    """Number of images, sum of features and scatter around the mean, for classes that share one scatter.
+    """Number of images and sum of features of each class, and one scatter around the class means.
 
-    Images are added and removed in any order. Scatters are updated with deviations from means (Chan et al., 1983), not
-    as differences of large sums, so that nothing cancels.
+    Images can be added and removed in any order. The scatter is updated by deviations from means (Chan et al., 1983),
+    not as a difference of large sums, so that no digits are lost.
     """
 
     counts: Tensor
@@ -35,15 +35,15 @@ class ClassSums(nn.Module):
     def __init__(self, features: int, classes: int = 0) -> None:
         super().__init__()
         self.register_buffer("counts", torch.zeros(classes, dtype=torch.float64))
-        """[C]"""
+        """Number of images of each class, [C]"""
         self.register_buffer("sums", torch.zeros(classes, features, dtype=torch.float64))
-        """[C, D]"""
+        """Sum of the features of each class, [C, D]"""
         self.register_buffer("scatter", torch.zeros(features, features, dtype=torch.float64))
         """Sum over all images of the outer product of x - mu_c, [D, D]"""
 
     @property
     def means(self) -> Tensor:
-        """[C, D]; 0 for a class without images."""
+        """Class means, [C, D]; 0 for a class without images."""
         return self.sums / self.counts.clamp_min(1)[:, None]
 
     def grow(self, classes: int) -> None:
@@ -65,13 +65,14 @@ class ClassSums(nn.Module):
             self._merge(rows.double(), labels, sign=-1)
 
     def _merge(self, rows: Tensor, labels: Tensor, sign: int) -> None:
+        """Add (sign 1) or remove (sign -1) features [N, D] of the classes [N]."""
         present, position = labels.unique(return_inverse=True)
         count = torch.zeros(len(present), dtype=torch.float64, device=rows.device)
         count.index_add_(0, position, torch.ones_like(rows[:, 0]))
         total = rows.new_zeros(len(present), rows.shape[1]).index_add_(0, position, rows)
         mean = total / count[:, None]
         deviations = rows - mean[position]
-        # the images without these: those so far if they are added, those that remain if they are removed
+        # the other images of these classes: the present ones when adding, the remaining ones when removing
         others = self.counts[present] + (0 if sign > 0 else -count)
         other_mean = (self.sums[present] + (0 if sign > 0 else -total)) / others.clamp_min(1)[:, None]
         weight = others * count / (others + count).clamp_min(1)
@@ -95,21 +96,21 @@ class ClassSums(nn.Module):
         return whole
 
     def select(self, classes: Tensor) -> None:
-        """Keep these classes only. The images of the others have been removed."""
+        """Keep only these classes, int64 [K]. The images of all others must have been removed."""
         self.counts, self.sums = self.counts[classes], self.sums[classes]
 
 
 @dataclass(frozen=True)
 class Discriminant:
-    """The discriminants of all shrinkages, for features that are centred and have variance 1 within classes.
+    """The discriminants with all shrinkages. Features are standardised: centred, with variance 1 within classes.
 
-    `Discriminant.of(sums)`, then `left_out_distances` for the choice of a shrinkage, then `linear` for its weights.
+    Make it with `Discriminant.of(sums)`, choose a shrinkage with `left_out_distances`, then call `linear` for weights.
     """
 
     centre: Tensor
     """Mean of the class means, [D]"""
     deviations: Tensor
-    """Standard deviations within classes, [D]; similar ones if there are few images."""
+    """Standard deviations within classes, [D]; similar for all features if there are few images."""
     covariance: Tensor
     """Covariance within classes of the standardised features, [D, D]"""
     means: Tensor
@@ -127,10 +128,13 @@ class Discriminant:
     @classmethod
     @torch.no_grad()
     def of_scatter(cls, scatter: Tensor, freedom: float, means: Tensor, counts: Tensor | None = None) -> Self:
-        """From the scatter within classes [D, D] of `freedom` images more than classes, and the class means [C, D].
+        """Make it from a scatter and class means.
 
         Args:
-            counts: Number of images of each class, [C]; None: all have some.
+            scatter: Scatter within classes, [D, D].
+            freedom: Number of images minus number of classes.
+            means: Class means, [C, D].
+            counts: Number of images of each class, [C]; None if every class has images.
         """
         counts = torch.ones_like(means[:, 0]) if counts is None else counts
         seen = counts > 0
@@ -147,7 +151,7 @@ class Discriminant:
     def linear(self, shrinkage: float) -> tuple[Tensor, Tensor]:
         """Weights [C, D] and biases [C] of the scores of features: `features @ weights.mT + biases`.
 
-        A class without images has the bias -inf: it is never predicted."""
+        A class without images has the bias -inf, so that it is never predicted."""
         factor = self._factor(1 - shrinkage, shrinkage)
         white = _whitened(factor, self.means)
         weights = torch.linalg.solve_triangular(factor.mT, white.mT, upper=True).mT / self.deviations
@@ -155,18 +159,18 @@ class Discriminant:
         return weights, torch.where(self.counts > 0, biases, -torch.inf)
 
     def can_be_left_out(self, targets: Tensor) -> Tensor:
-        """Whether the class of each image still has images, and the covariance still exists, without the image."""
+        """Whether each image can be left out, [N]: its class still has images, and the covariance still exists."""
         return (self.counts[targets] > 1) & (self.freedom > 1)
 
     @torch.no_grad()
     def distances(self, shrinkage: float) -> Callable[[Tensor], Tensor]:
-        """A function that gives squared Mahalanobis distances of images [N, D] to all class means, [N, C]. The score of
-        a class is minus half of it, up to a constant per image."""
+        """A function from features [N, D] to their squared Mahalanobis distances to all class means, [N, C]. The score
+        of a class is minus half of the distance, up to a constant per image."""
         factor = self._factor(1 - shrinkage, shrinkage)
         means = _whitened(factor, self.means)
         whiten = _whitened(factor, torch.eye(len(factor), dtype=factor.dtype, device=factor.device))  # [D, D]
-        # In the precision of the features, and without most of the zeros below the diagonal: for one image, reading
-        # this matrix takes most of the time.
+        # Stored in the precision of the features and without most of the zeros below the diagonal, because for a single
+        # image, reading this matrix takes most of the time.
         columns = [
             part[: start + BLOCK].float().contiguous()
             for start, part in zip(range(0, len(whiten), BLOCK), whiten.split(BLOCK, dim=1), strict=True)
@@ -174,7 +178,7 @@ class Discriminant:
         lengths = means.square().sum(dim=1)
 
         def squares(features: Tensor) -> Tensor:
-            # products only: ONNX has no triangular solver, and the formula of `cdist` depends on the number of images
+            # only products: ONNX has no triangular solver, and `cdist` computes differently for few images
             rows = ((features.double() - self.centre) / self.deviations).float()
             images = torch.cat([rows[:, : len(part)] @ part for part in columns], dim=1).double()
             found = images.square().sum(dim=1, keepdim=True) - 2 * images @ means.mT + lengths
@@ -191,12 +195,13 @@ class Discriminant:
 
     @torch.no_grad()
     def left_out_distances(self, features: Tensor, targets: Tensor, shrinkage: float) -> Tensor:
-        """The same distances for images that were added, by discriminants that have not seen them, [N, C].
+        """Squared Mahalanobis distances to all class means, [N, C], of images in the sums, each by the discriminant
+        that has not seen it.
 
-        `can_be_left_out` holds for each image. Its class mean and the covariance are those without it; the diagonal to
-        which the covariance is shrunk stays. Without image x of class c, the scatter loses n / (n - 1) d d' with
-        d = x - mu_c, so the inverse covariance A changes by a rank-one term. All products below are those of whitened
-        vectors, u' A v.
+        `can_be_left_out` must hold for each image. Its class mean and the covariance are those without it, but the
+        diagonal towards which the covariance is shrunk is that of all images. Without image x of class c, the scatter
+        loses n / (n - 1) d d' with d = x - mu_c, so the inverse covariance A changes by a rank-one term. All products
+        below are products of whitened vectors, u' A v.
         """
         each = (1 - shrinkage) / (self.freedom - 1)  # factor on the scatter of standardised features
         factor = self._factor(each * self.freedom, shrinkage)
@@ -212,7 +217,7 @@ class Discriminant:
         lengths = means.square().sum(dim=1)  # mu_k' A mu_k, [C]
         scores = images @ means.mT - lengths / 2
         scores += gain[:, None] * onto * (along[:, None] - onto / 2)
-        # the own class has another mean, m = mu_c - d / (n - 1)
+        # the mean of the own class changes to m = mu_c - d / (n - 1)
         short, onto_own = 1 / (count - 1), onto.gather(1, targets[:, None])[:, 0]
         mean_x = (means[targets] * images).sum(dim=1) - short * along  # m' A x
         mean_d = onto_own - short * own  # m' A d
@@ -224,8 +229,9 @@ class Discriminant:
         return squares.masked_fill_(self.counts == 0, torch.inf)
 
     def shrinkage_from_sums(self) -> float:
-        """A shrinkage that needs no image: the expected error of the correlations over their size (Schaefer and
-        Strimmer, 2005), with the variance of a correlation between normal variables, about (1 - 2 r^2) / n."""
+        """A shrinkage estimated from the sums alone: the expected squared error of the correlations, divided by their
+        sum of squares (Schaefer and Strimmer, 2005). The variance of a correlation r is that of normal variables, about
+        (1 - 2 r^2) / n."""
         features = len(self.deviations)
         own = self.covariance.diagonal()
         varying = own > 0
@@ -248,13 +254,13 @@ def _whitened(factor: Tensor, rows: Tensor) -> Tensor:
 
 
 def _deviations(variances: Tensor, means: Tensor, freedom: float) -> Tensor:
-    """Standard deviations that no feature lacks, [D], from variances within classes [D].
+    """Positive standard deviations [D] from variances within classes [D].
 
-    Variances that come from few images differ by chance. They are shrunk towards their mean, by their expected error
-    over their differences (Schaefer and Strimmer, 2005), with the variance of a variance of normal values, 2 v^2 / n.
-    So with a handful of images all features count alike, and with many each has its own deviation. A feature that does
-    not vary within classes gets the smallest deviation that is not negligible; if none varies, all get the deviation
-    of the class means, or 1."""
+    Variances estimated from few images differ by chance. They are shrunk towards their mean, by the expected squared
+    error divided by the sum of squared differences (Schaefer and Strimmer, 2005). The variance of a variance v is that
+    of normal values, 2 v^2 / n. So with few images all features have similar deviations, and with many images each has
+    its own. A feature that does not vary within classes gets a thousandth of the typical deviation. If no feature
+    varies, all get the deviation of the class means, or 1."""
     typical = variances.mean()
     if typical <= 0:
         typical = means.var(dim=0, correction=0).mean()

@@ -1,4 +1,4 @@
-"""Frozen networks in a faster form: each batch norm is folded into the convolution before it."""
+"""A faster form of frozen networks, in which each batch norm is folded into the convolution before it."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -11,8 +11,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 
 class Folded:
-    """A frozen network without its batch norms, as a function. Its modules stay the same if its weights are renewed, so
-    that compiled code stays valid."""
+    """A frozen network without its batch norms, as a function. `renew` changes weights in place, so that compiled code
+    remains valid."""
 
     def __init__(self, network: nn.Module, dtype: torch.dtype = torch.float32) -> None:
         self.network, self.dtype = copy.deepcopy(network).requires_grad_(False).eval(), dtype
@@ -29,8 +29,8 @@ class Folded:
 
     @torch.no_grad()
     def renew(self, network: nn.Module) -> None:
-        """Take the weights and statistics of `network` as they are now."""
-        self.network.load_state_dict(network.state_dict(), strict=False)  # what has no batch norm
+        """Compute the folded weights from the present weights and statistics of `network`."""
+        self.network.load_state_dict(network.state_dict(), strict=False)  # for modules without a batch norm
         for folded, (_, _, convolution, norm) in zip(self.convolutions, _folding(network), strict=True):
             statistics = norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
             weight, bias = fuse_conv_bn_weights(convolution.weight, convolution.bias, *statistics)
@@ -39,9 +39,9 @@ class Folded:
 
 
 def compute_folded(network: nn.Module, dtype: torch.dtype, place: Callable[[nn.Module], None]) -> None:
-    """Let a frozen network compute by its folded form, which follows when a state is loaded into it.
+    """Let a frozen network compute with its folded form, which is renewed whenever a state is loaded into the network.
 
-    Its modules and its state stay as they are. `place` prepares the folded form for the device.
+    The modules and the state of the network do not change. `place` prepares the folded form for the device.
     """
     folded = Folded(network, dtype)
     place(folded.network)
@@ -50,7 +50,8 @@ def compute_folded(network: nn.Module, dtype: torch.dtype, place: Callable[[nn.M
 
 
 def _folding(network: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Conv2d, Any]]:
-    """Each convolution with the batch norm that follows it: their parent, the norm's name in it, and the two."""
+    """Each convolution that a batch norm follows: their parent, the name of the norm in it, the convolution, the
+    norm."""
     for parent in network.modules():
         for (_, before), (name, module) in pairwise(list(parent.named_children())):
             if isinstance(before, nn.Conv2d) and isinstance(module, nn.BatchNorm2d):

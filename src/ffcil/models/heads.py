@@ -12,7 +12,7 @@ class GrowingLinear(nn.Module):
     bias: nn.Parameter
 
     def __init__(self, features: int, deviation: float | None = None) -> None:
-        """`deviation`: Standard deviation of new weights, which are then normal and truncated at twice its value."""
+        """With a `deviation`, new weights are normal with this standard deviation and truncated at twice its value."""
         super().__init__()
         self.weight = nn.Parameter(torch.empty(0, features))
         self.bias = nn.Parameter(torch.empty(0))
@@ -24,16 +24,17 @@ class GrowingLinear(nn.Module):
 
     @torch.no_grad()
     def grow(self, classes: int, features: int | None = None, blind: bool = False) -> None:
-        """Add rows up to `classes` and columns up to `features`, uniform in +-sqrt(3 / fan_in), with biases 0.
+        """Add rows up to `classes` and columns up to `features`: weights uniform in +-sqrt(3 / fan_in), biases 0.
 
-        The old classes' weights on the old features stay bit-equal.
+        The weights of old classes on old features stay bit-equal.
 
         Args:
-            blind: Whether the old classes' weights on the new features start at 0, so that their logits do not change.
+            blind: Whether the weights of old classes on new features are 0, so that the logits of old classes do not
+                change.
         """
         old_classes, old_features = self.weight.shape
         features = features or old_features
-        # drawn on the CPU, so that they are the same on every device
+        # drawn on the CPU, so that weights are the same on every device
         rows = self._fresh(classes - old_classes, features, features)
         columns = self._fresh(old_classes, features - old_features, features).to(self.weight.device)
         old = torch.cat([self.weight, torch.zeros_like(columns) if blind else columns], dim=1)
@@ -75,7 +76,7 @@ class GrowingCosine(nn.Module):
     def grow(self, classes: int, zeros: bool = False) -> None:
         """Add rows up to `classes`, uniform in +-1 / sqrt(D), or zeros. The rows of earlier classes stay bit-equal.
 
-        The first gradient of a row of zeros is about 1e12, so that the first batch decides its direction for good."""
+        The first gradient of a row of zeros is about 1e12, so the first batch determines its direction for good."""
         bound = 0.0 if zeros else self.weight.shape[1] ** -0.5
         rows = torch.empty(classes - self.classes, self.weight.shape[1]).uniform_(-bound, bound)
         self.weight = nn.Parameter(torch.cat([self.weight, rows.to(self.weight.device)]))

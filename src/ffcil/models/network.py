@@ -1,4 +1,4 @@
-"""`FeatureNetwork`: any frozen network of timm, as methods see it that only read features."""
+"""`FeatureNetwork`: any frozen network of timm, for methods that only read features."""
 
 import hashlib
 from typing import Any
@@ -11,7 +11,7 @@ from ffcil.errors import InputError
 
 
 class FeatureNetwork(nn.Module):
-    """Frozen network of timm without classifier, images [B, 3, H, W] to features [B, feature_dim].
+    """A frozen network of timm without its classifier: images [B, 3, H, W] -> features [B, feature_dim]
 
     Only `forward` is compiled.
     """
@@ -27,7 +27,7 @@ class FeatureNetwork(nn.Module):
         return int(self.net.pretrained_cfg["input_size"][-1])
 
     def forward(self, images: Tensor) -> Tensor:
-        """What the network gives to its classifier, usually pooled: [B, feature_dim]"""
+        """Features that the network passes to its classifier, usually pooled: [B, feature_dim]"""
         features: Tensor = self.net.forward_head(self.net.forward_features(images), pre_logits=True)
         return features
 
@@ -36,8 +36,8 @@ class FeatureNetwork(nn.Module):
         return self.feature_dim + sum(self._widths(blocks))
 
     def deep(self, images: Tensor, blocks: int) -> Tensor:
-        """The features of `forward`, then those of each of the last `blocks` blocks or stages, in their order: the mean
-        over all places of its output, standardised by a layer norm without weights.
+        """The features of `forward`, followed by those of each of the last `blocks` blocks or stages, in their order:
+        the mean of its output over all positions, standardised by a layer norm without weights.
 
         [B, 3, H, W] -> [B, deep_dim(blocks)]
         """
@@ -58,7 +58,7 @@ class FeatureNetwork(nn.Module):
         return list(self.net.feature_info) if hasattr(self.net, "forward_intermediates") else []
 
     def _widths(self, blocks: int) -> list[int]:
-        """Number of features of each of the last `blocks` blocks or stages, which are checked."""
+        """Number of features of each of the last `blocks` blocks or stages. Too large a number is an error."""
         stages = self._stages()
         if not 0 <= blocks <= len(stages):
             name = type(self.net).__name__

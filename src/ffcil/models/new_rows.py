@@ -1,7 +1,7 @@
-"""Rows of a linear head for new classes, by logistic regression on the features of a network that stays as it is.
+"""Rows of a linear head for new classes, by logistic regression on the features of a network that does not change.
 
-In your own loop, with features [N, D] of the images of new classes and of some images of the old ones, and the head's
-logits of the old classes for them:
+In your own loop, with features [N, D] of images of the new classes and of some images of old ones, and with the logits
+of the old classes for these images:
 
     weight, bias = fit_new_rows(features, targets, logits, classes, decay=5e-4)
 """

@@ -1,6 +1,6 @@
 """Pre-trained networks by name: any of timm, or the embedded ViT, with weights from the hub or from a file.
 
-Functions import timm when they need it: it takes longer than all else that a command without a network imports.
+Functions import timm when they need it, because that takes longer than all other imports of a command without networks.
 """
 
 import logging
@@ -33,9 +33,9 @@ Channels = tuple[float, float, float]
 
 
 def normalisation_of_weights(name: str) -> tuple[Channels, Channels]:
-    """Mean and standard deviation of pixels in the training of a network's weights, as timm publishes them.
+    """Mean and standard deviation by which pixels were normalised in the training of a network, as timm publishes them.
 
-    Without a tag, a name stands for the weights that timm downloads for it.
+    A name without a tag stands for the weights that timm downloads for it.
     """
     import timm
 
@@ -50,7 +50,8 @@ def normalisation_of_weights(name: str) -> tuple[Channels, Channels]:
 
 
 def glyph_vit() -> "VisionTransformer":
-    """The network with random weights, without classifier: 1.2 million parameters, 128 features, images in [0, 1]."""
+    """The embedded network with random weights, without classifier: 1.2 million parameters, 128 features, images in
+    [0, 1]."""
     from timm.models.vision_transformer import VisionTransformer
 
     # Patches of 8 pixels; with 4 pixels, an image would take four times as long on a CPU.
@@ -77,7 +78,7 @@ def build_network(name: str, weights: str | None) -> FeatureNetwork:
             Google; "hub" for the weights that timm publishes under this name; "embedded" for those of `glyph_vit`; None
             for random weights, for speed tests.
     """
-    logging.getLogger("timm").setLevel(logging.WARNING)  # it reports every resampled embedding
+    logging.getLogger("timm").setLevel(logging.WARNING)  # timm logs every resampled embedding
     if name == GLYPH_VIT and weights == "hub":
         raise InputError(f"{GLYPH_VIT!r} is not on the hub: set weights=embedded.")
     net = glyph_vit() if name == GLYPH_VIT else _build_timm(name, hub=weights == "hub")
@@ -102,14 +103,14 @@ def build_vit(name: str, weights: str | None) -> ViT:
 
 @contextmanager
 def refusing_sizes(network: FeatureNetwork, name: str, images: Tensor) -> Iterator[None]:
-    """Report images [B, 3, H, W] of a size that the network does not take, in a sentence."""
+    """Turn timm's errors for images [B, 3, H, W] of a size that the network does not take into an `InputError`."""
     try:
         yield
     except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except (AssertionError, RuntimeError) as error:  # timm asserts a fixed size; convolutions need enough pixels
         if isinstance(network, ViT) and isinstance(error, RuntimeError):
-            raise  # a ViT takes all sizes that its patches divide, which timm asserts
+            raise  # only an AssertionError of a ViT means the size: that the patches do not divide it
         height, width = images.shape[2:]
         raise InputError(
             f"Backbone {name!r} does not take images of {height} x {width} pixels ({_reason(error)}): "
@@ -118,7 +119,7 @@ def refusing_sizes(network: FeatureNetwork, name: str, images: Tensor) -> Iterat
 
 
 def _check_name(name: str) -> None:
-    """Check name and tag of a network of timm."""
+    """Raise an error if timm has no network of this name, or no weights of its tag."""
     import timm
 
     if not timm.is_model(name):
@@ -171,7 +172,7 @@ def _check_reachable(name: str) -> None:
 
 
 def _load_npz(net: "VisionTransformer", path: Path, name: str) -> None:
-    """Load an .npz file with timm, which knows its format."""
+    """Load an .npz file of Google with timm, which can read its format."""
     try:
         with np.load(path) as arrays:
             blocks = {key.split("/")[-3] for key in arrays if "LayerNorm_0/scale" in key and "encoderblock_" in key}
@@ -200,7 +201,7 @@ def _load(net: Any, path: Path, name: str) -> None:
         state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
     except Exception as error:  # the exceptions depend on the format
         raise InputError(f"The weights file {str(path)!r} cannot be read ({error}): download it again.") from error
-    # timm converts other formats by a function next to the network
+    # timm converts other formats with a function in the module of the network
     convert = getattr(import_module(type(net).__module__), "checkpoint_filter_fn", None)
     own, classifier = net.state_dict(), _classifier_keys(net)
     state = convert(state, net) if convert else state
@@ -219,7 +220,7 @@ def _load(net: Any, path: Path, name: str) -> None:
 
 
 def _classifier_keys(net: Any) -> tuple[str, ...]:
-    """Beginnings of the keys of a network's classifier."""
+    """Prefixes of the keys of a network's classifier."""
     names = net.pretrained_cfg["classifier"] or ()
     return tuple(f"{name}." for name in ([names] if isinstance(names, str) else names))
 

@@ -1,7 +1,7 @@
-"""The analytic classifier as MoAL's released code computes it: by recursion, in single precision.
+"""The analytic classifier as the released code of MoAL computes it: by recursion, in single precision.
 
-`AnalyticHead` has the same weights in exact arithmetic. Here rounding decides how large a ridge must be: the choice of
-lambda sees it, and so do the inverse of the first sums and every later update.
+In exact arithmetic, `AnalyticHead` has the same weights. Here rounding errors determine how large the ridge must be:
+they affect the choice of lambda, the inverse of the first sums, and every later update.
 """
 
 from collections.abc import Callable
@@ -26,8 +26,8 @@ class RecursiveHead(RandomFeatureHead):
     def __init__(
         self, features: int, hidden: int, draw: Callable[[Tensor], Tensor], batch: int, balanced: bool = False
     ) -> None:
-        """`draw` fills the fixed projection [hidden, features] in place; `batch` is the number of rows of an update.
-        With `balanced`, the classes in a call have equal weights."""
+        """`draw` fills the fixed projection [hidden, features] in place, and `batch` is the number of rows of an
+        update. With `balanced`, all classes in a call of `add` or `choose` have equal weights."""
         super().__init__(features, hidden, draw, torch.float32, balanced)
         self.batch = batch
         self.register_buffer("inverse", torch.zeros(hidden, hidden))
@@ -42,8 +42,8 @@ class RecursiveHead(RandomFeatureHead):
     def choose(
         self, features: Tensor, targets: Tensor, generator: torch.Generator, weights: Tensor | None = None
     ) -> None:
-        """Choose lambda: the first 80 % of the rows are fitted, and the rest are predicted. The rows are not shuffled
-        again, so `generator` is not used."""
+        """Choose lambda: the first 80 % of the rows are fitted, and the others are predicted. The rows must be in
+        random order; `generator` is not used."""
         rows, wanted = self._scaled(features, targets, weights)
         self.ridge.fill_(RIDGES[int(single_precision_errors(rows, wanted, int(0.8 * len(rows))).argmin())])
 
@@ -78,14 +78,15 @@ class RecursiveHead(RandomFeatureHead):
         self.weight.add_(self.inverse @ phi.mT @ (wanted - phi @ self.weight))
 
     def scale_targets(self, factor: float) -> None:
-        """Scale the regression targets of everything so far, and with them the weights."""
+        """Scale the regression targets of all images so far, and with them the weights."""
         self.weight.mul_(factor)
 
     def solve(self) -> None:
-        """Nothing is left to solve: `add` updates the weights."""
+        """Do nothing, because `add` has updated the weights."""
 
     def _scaled(self, features: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Random features and regression targets; weighted squares are squares of scaled rows."""
+        """Random features and regression targets, scaled by the square roots of the weights: the squared errors of
+        scaled rows are the weighted squared errors."""
         rows, wanted = self.expand(features), self._wanted(targets)
         if weights is None:
             if not self.balanced:
@@ -96,8 +97,10 @@ class RecursiveHead(RandomFeatureHead):
 
 
 def single_precision_errors(rows: Tensor, wanted: Tensor, fitted: int) -> Tensor:
-    """Mean squared error of each of `RIDGES`, [ridges], if the first `fitted` rows predict the others; one solution of
-    the sums [H, H] per ridge, in the precision of `rows`. Its rounding makes the error of small ridges large."""
+    """Mean squared error of each of `RIDGES`, [ridges], if the first `fitted` rows predict the others.
+
+    Each ridge is solved from the sums [H, H] in the precision of `rows`. Rounding makes the errors of small ridges
+    large."""
     known, to_fit = rows[:fitted], wanted[:fitted]
     gram, moments = known.mT @ known, known.mT @ to_fit
     errors = []

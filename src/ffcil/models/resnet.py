@@ -15,9 +15,9 @@ from ffcil.errors import InputError, unknown
 
 
 class Backbone(nn.Module):
-    """Images [B, 3, H, W] through `lower` and `upper` to maps [B, feature_dim, h, w], pooled to [B, feature_dim].
+    """`lower` and `upper` map images [B, 3, H, W] to maps [B, feature_dim, h, w], which are pooled to [B, feature_dim].
 
-    A subclass sets these three in its `__init__`. `@register_backbone` gives it a name."""
+    A subclass sets `lower`, `upper` and `feature_dim` in its `__init__`. `@register_backbone` gives it a name."""
 
     feature_dim: int
     lower: nn.Module
@@ -29,13 +29,14 @@ class Backbone(nn.Module):
         return pool(self.upper(self.lower(images)))
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """As in torch, but by blocks, and also for methods that call `lower` and `upper` themselves."""
+        """As in torch, but block by block, and also for methods that call `lower` and `upper` separately."""
         self.lower.compile(*args, **kwargs)
         self.upper.compile(*args, **kwargs)
 
 
 class Stage(nn.Sequential):
-    """Blocks that are compiled one by one. Equal blocks of all networks share their code, so that most cost nothing."""
+    """Blocks that are compiled one by one. Equal blocks of all networks share their code, so most of them take no time
+    to compile."""
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         for block in self:
@@ -49,7 +50,8 @@ class StemAndStages(nn.Sequential):
         super().__init__(*stem, *stages)
         self._layers = len(stem)
         self._through_stem = _in_turn
-        """A function of the stem's layers, not a bound method: a copy of this module must not call the original."""
+        """Function of the layers of the stem. It is not a bound method, with which a copy of this module would call the
+        original."""
 
     def forward(self, images: Tensor) -> Tensor:
         parts = list(self)
@@ -62,6 +64,7 @@ class StemAndStages(nn.Sequential):
 
 
 def _in_turn(modules: Sequence[nn.Module], values: Tensor) -> Tensor:
+    """Apply modules one after another."""
     for module in modules:
         values = module(values)
     return values
@@ -141,8 +144,8 @@ BACKBONES: dict[str, Callable[[], Backbone]] = {
 }
 """Backbones by name. `resnet8` halves the image in its stem; it is for small images on a CPU."""
 BUILT_IN = frozenset(BACKBONES)
-"""Backbones in which a batch norm that is registered after a convolution also follows it in the computation, so that
-frozen copies can be folded. Nobody knows that of others."""
+"""Backbones whose frozen copies can be folded: a batch norm that is registered after a convolution also follows it in
+the computation. Of other backbones, this is not known."""
 Factory = TypeVar("Factory", bound=Callable[[], Backbone])
 
 

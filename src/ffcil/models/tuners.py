@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 
 class Adapter(nn.Module):
-    """An adapter parallel to a block's MLP, on the same input before its norm: scale * (U drop(ReLU(D h + b)) + c).
+    """An adapter parallel to the MLP of a block, with the input h of the MLP before its norm:
+    scale * (U drop(ReLU(D h + b)) + c)
 
     Chen et al., AdaptFormer, NeurIPS 2022, in the form that the published class-incremental methods use.
     """
@@ -29,7 +30,7 @@ class Adapter(nn.Module):
 
 
 class LoRA(nn.Module):
-    """Low-rank changes of a block's queries and values: x B_q A_q and x B_v A_v, times the block's two weights.
+    """Low-rank changes of a block's queries and values: x B_q A_q and x B_v A_v, multiplied by the two block weights.
 
     `down` (B) starts with orthonormal columns, `up` (A) at zero. Index 0 belongs to the queries, 1 to the values.
     """
@@ -51,7 +52,7 @@ class LoRA(nn.Module):
 
     @torch.no_grad()
     def folded(self) -> Tensor:
-        """The same change as a matrix to add to the frozen projection's weight: [3 D, D] (queries, keys, values)"""
+        """The change as a matrix to add to the weight of the frozen projection: [3 D, D] (queries, keys, values)"""
         queries, values = (self.down @ self.up).mT  # [D, D] each
         if self.weight is not None:
             queries, values = queries * self.weight[0], values * self.weight[1]
@@ -65,7 +66,7 @@ class Tuning(NamedTuple):
     lora: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     """A `LoRA`, or a function that calls one."""
     folded: Tensor | None = None
-    """The change by a LoRA that is not trained, as a matrix to add to the projection's weight: [3 D, D]"""
+    """The change by a LoRA that is not trained, as a matrix to add to the weight of the projection: [3 D, D]"""
 
 
 class Adapters(nn.ModuleList):

@@ -1,4 +1,4 @@
-"""The plain ViT: each block has two sites for tuners."""
+"""`ViT`: a plain ViT whose blocks have two sites for tuners, beside the MLP and in the attention."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -14,31 +14,36 @@ if TYPE_CHECKING:
     from timm.models.vision_transformer import Block, VisionTransformer
 
 UNTUNED: Sequence[Tuning] = ()
+"""No tuners in any block."""
 
 
 class ViT(FeatureNetwork):
-    """Frozen ViT, images [B, 3, H, W] to features [B, feature_dim]. New tuners leave the output of timm bit-equal.
+    """A frozen ViT: images [B, 3, H, W] -> features [B, feature_dim]. With new tuners, its output equals that of timm
+    to the bit.
 
-    `forward` is `read(through(embed(images)))`. A method that shares the lower blocks calls these three itself.
+    `forward` is `read(through(embed(images)))`. A method that shares the lower blocks calls these three functions.
     """
 
     def __init__(self, net: "VisionTransformer") -> None:
         super().__init__(net)
         self.width, self.depth = int(net.embed_dim), len(net.blocks)
         self._tuned = _tuned
-        """A function of a block, not a bound method: a copy of this module must not call the original."""
+        """Function of a block. It is not a bound method, with which a copy of this module would call the original."""
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """As in torch, but only the blocks, which take nearly all of the time and share their code."""
+        """As in torch, but only for the blocks, which take nearly all of the time and share their code."""
         self._tuned = torch.compile(_tuned, *args, **kwargs)
 
     def forward(self, images: Tensor, tunings: Sequence[Tuning] = UNTUNED, blocks: int | None = None) -> Tensor:
-        """Features after all blocks, or after the first `blocks`, with the given `tunings` of these blocks."""
+        """Features after all blocks, or after the first `blocks` of them, with the `tunings` of these blocks."""
         return self.read(self.through(self.embed(images), tunings, 0, blocks))
 
     def deep(self, images: Tensor, blocks: int, tunings: Sequence[Tuning] = UNTUNED) -> Tensor:
-        """The features of `forward`, then of each of the last `blocks` blocks, in their order, the mean of its patch
-        tokens, standardised by a layer norm without weights: [B, 3, H, W] -> [B, deep_dim(blocks)]"""
+        """The features of `forward`, followed by those of each of the last `blocks` blocks, in their order: the mean of
+        its patch tokens, standardised by a layer norm without weights.
+
+        [B, 3, H, W] -> [B, deep_dim(blocks)]
+        """
         lower = self.depth - len(self._widths(blocks))
         tokens = self.through(self.embed(images), tunings[:lower], 0, lower)
         means = []

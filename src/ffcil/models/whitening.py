@@ -1,17 +1,18 @@
 """Cosines with class means in a metric that all classes share.
 
-Images of one class differ much in some directions of the feature space and little in others. A difference in the
-former says little about the class. So features are whitened before they are compared: their covariance within classes
-becomes the identity. The covariance is summed over all images seen so far, whatever their step. A class that arrives
-alone is compared in the metric of all others, and the cut of the stream into steps has no effect.
+Images of one class differ much in some directions of the feature space and little in others. A difference in the first
+kind of directions says little about the class. So features are whitened before they are compared: their covariance
+within classes becomes the identity. The covariance is summed over all images seen so far, of all steps. A class that
+arrives alone is thus compared in the metric of all others, and the division of the stream into steps has no effect.
 
 In your own loop, with `whitening = Whitening(D)`, made once, after each step with features [N, D] of its images:
 
     whitening.add(features, targets)
 
-Score with `cosine(whitening(features), whitening(class_means))`. If steps tune the network, so that each has a feature
-space of its own, call `grow(spaces)` and `add` the features in every space, with its number. All spaces share the
-covariance, because that of a space with few classes, or of the images that tuned it, says little about others.
+Score with `cosine(whitening(features), whitening(class_means))`. If steps tune the network, so that each step has its
+own feature space, call `grow(spaces)`, and `add` the features in every space with the number of the space. All spaces
+share the covariance, because that of a space with few classes, or of the images that tuned it, says little about
+others.
 """
 
 from collections.abc import Callable
@@ -26,8 +27,8 @@ from ffcil.models.discriminant import ClassSums, Discriminant
 class Whitening(nn.Module):
     """Centres features at the mean of the class means, and makes their covariance within classes the identity.
 
-    With few images, the covariance is shrunk towards a diagonal, by a closed form of the sums alone: there is nothing
-    to choose. It keeps D x D numbers, and no image.
+    The covariance is shrunk towards a diagonal matrix by a closed form of the sums, so there is nothing to choose. It
+    keeps D x D numbers and no images.
     """
 
     scatter: Tensor
@@ -47,9 +48,9 @@ class Whitening(nn.Module):
         self.register_buffer("classes", torch.zeros(1, dtype=torch.float64))
         """Number of classes in each space, [S]"""
         self.register_buffer("matrix", torch.eye(features), persistent=False)
-        """The map of centred features, [D, D]. It follows from the sums."""
+        """The map of centred features, [D, D]. It is computed from the sums."""
         self._outdated = False
-        """Whether the sums have changed since the map was computed. A step adds images in many spaces."""
+        """Whether the sums have changed since the map was computed. It is computed once for all images of a step."""
         self.register_load_state_dict_post_hook(_renew)  # type: ignore[no-untyped-call]
 
     def grow(self, spaces: int) -> None:

@@ -20,11 +20,12 @@ from ffcil.errors import InputError
 from ffcil.runs.folder import checkpoint_name, checkpoints
 
 KEPT = 2
-"""Number of checkpoints of a run that is not finished: the newest, and the one before in case that is damaged."""
+"""Number of checkpoints of an unfinished run that are kept: the newest one, and the one before it in case the newest is
+damaged."""
 
 
 def _flatten(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """JSON skeleton of `value`; its tensors are collected by their paths."""
+    """The structure of a nested value as JSON. Its tensors are put into `tensors` by their paths."""
     if isinstance(value, Tensor):
         tensors[path] = value.detach().to("cpu").contiguous().clone()
         return {"tensor": path}
@@ -36,6 +37,7 @@ def _flatten(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _unflatten(skeleton: Any, tensors: dict[str, Tensor]) -> Any:
+    """The nested value with this structure and these tensors."""
     (kind, content), *_ = skeleton.items()
     if kind == "tensor":
         return tensors[content]
@@ -51,12 +53,12 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
     tensors: dict[str, Tensor] = {}
     skeleton = _flatten(state, "", tensors)
     text = json.dumps(skeleton)
-    # One entry, because safetensors writes several in any order, and equal states should give equal files.
+    # One entry, because safetensors writes several entries in any order, and equal states should give equal files.
     write_whole(path, save(tensors, metadata={"state": f"{_digest(text, tensors)} {text}"}))
 
 
 def _digest(skeleton: str, tensors: Mapping[str, Tensor]) -> str:
-    """Hash of everything in a file: names, types, shapes and values of the tensors, and the rest as JSON."""
+    """Hash of everything in a file: names, types, shapes and values of the tensors, and all other values as JSON."""
     content = hashlib.sha256(skeleton.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -73,9 +75,9 @@ def copied(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_state(path: Path, remedy: str = "remove the run's folder and start again") -> dict[str, Any]:
-    """Read a state that `save_state` wrote, to the CPU; the error for a damaged file ends with `remedy`.
+    """Read a state that `save_state` wrote; tensors are on the CPU. The error for a damaged file ends with `remedy`.
 
-    A file of an earlier version has no digest and is read without that check.
+    A file of an earlier version has no digest, which is then not checked.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -94,7 +96,7 @@ def load_state(path: Path, remedy: str = "remove the run's folder and start agai
 
 
 def save_checkpoint(folder: Path, step: int, epoch: int, state: dict[str, Any]) -> None:
-    """Write a checkpoint; then remove those before the previous one."""
+    """Write a checkpoint, then remove old ones."""
     save_state(folder / checkpoint_name(step, epoch), state)
     remove_old_checkpoints(folder, KEPT)
 
@@ -106,5 +108,5 @@ def remove_old_checkpoints(folder: Path, kept: int) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a checkpoint that cannot be used, so that it no longer counts; returns the new name."""
+    """Rename a checkpoint that cannot be used, so that it is no longer found. Returns the new path."""
     return path.rename(path.with_name(f"unusable-{path.name}"))

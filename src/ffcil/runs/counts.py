@@ -32,7 +32,7 @@ def pack_counts(counts: Counts) -> bytes:
 
 
 def unpack_counts(content: bytes) -> dict[str, Confusion]:
-    """Read `pack_counts`' archive, or that of an earlier version: one dense square table per classifier."""
+    """Read the archive of one step. Archives of earlier versions have one dense square table per classifier."""
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             names = dict.fromkeys(name.rpartition("/")[0] if _is_field(name) else name for name in archive.files)

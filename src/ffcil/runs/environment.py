@@ -20,7 +20,7 @@ from ffcil.training.engine import Engine
 
 
 def describe_environment(engine: Engine) -> dict[str, Any]:
-    """Versions, machine and command: what a reader needs to judge or repeat a run."""
+    """Versions, machine and command, which a reader needs to assess or repeat a run."""
     device = engine.device
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     driver = _nvidia_smi("--query-gpu=driver_version") if gpu else None
@@ -48,7 +48,7 @@ def describe_environment(engine: Engine) -> dict[str, Any]:
 
 
 class Session:
-    """One start of a run: adds its wall clock to that of earlier starts, and records whether the GPU was shared."""
+    """One start of a run. It adds its wall clock to that of earlier starts, and records whether the GPU was shared."""
 
     def __init__(self, files: RunFolder, device: torch.device, started: float) -> None:
         self.files, self.device, self.started = files, device, started
@@ -56,7 +56,7 @@ class Session:
         self.save(check_gpu=True)
 
     def save(self, check_gpu: bool = False) -> None:
-        """Write the wall clock so far; a killed process loses only what follows."""
+        """Write the wall clock so far. A process that is killed loses only the time after it."""
         environment = self.files.read("environment.json") or {}
         environment["wall_clock_seconds"] = round(self.before + time.monotonic() - self.started, 1)
         if check_gpu and environment.get("alone_on_the_gpu") is not False:
@@ -65,7 +65,7 @@ class Session:
 
 
 def alone_on_the_gpu(device: torch.device) -> bool | None:
-    """Whether this is the only process that computes on the GPU; None on a CPU and if that cannot be found out."""
+    """Whether this is the only process that computes on the GPU; None on a CPU, and if nvidia-smi does not say."""
     if device.type != "cuda":
         return None
     if portion_of_gpu() < 100:

@@ -1,4 +1,5 @@
-"""The fields of stored runs that readers rely on. A folder may be damaged, edited by hand or of unknown origin."""
+"""The fields of stored runs that readers need, with their types. A folder may be damaged, edited or of unknown
+origin."""
 
 import re
 from collections.abc import Iterator
@@ -9,13 +10,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, 
 from ffcil.errors import InputError
 
 MOST_CLASSES = 10_000_000
-"""Largest number of classes that is believed, so that a damaged number does not exhaust the memory."""
-
+"""Largest number of classes that is accepted, so that a damaged number does not exhaust the memory."""
 
 _CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]")
 """Characters that would break a line of a table or move the cursor of a terminal."""
 _BROKEN = re.compile("[\\ud800-\\udfff]")
-"""Halves of characters, which cannot be written to a file."""
+"""Halves of surrogate pairs, which cannot be written to a file."""
 
 
 def _printable(text: str) -> str:
@@ -32,7 +32,7 @@ Scalar = bool | int | Number | Name | None
 
 
 class _Fields(BaseModel):
-    """Fields with these types; others are allowed, because other versions and methods have more."""
+    """Fields with their types. Further fields are allowed, because other versions and methods have more."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -140,7 +140,8 @@ class DataFields(_Fields):
 
 
 def check_types(fields: type[BaseModel], value: Any, where: object, remedy: str) -> dict[str, Any]:
-    """Return the value if its fields have the right types; otherwise raise an error that names the first wrong one."""
+    """Return the value if its fields have the right types; otherwise raise an error that names the first wrong
+    field."""
     try:
         fields.model_validate(value)
     except ValidationError as error:

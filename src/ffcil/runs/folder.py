@@ -1,7 +1,7 @@
-"""Folder of a run: its lock, and the only reader and writer of its files.
+"""`RunFolder`: the folder of a run, its lock, and the only reader and writer of its files.
 
-Reading is strict: a damaged file is an `InputError` that names it. The methods `peek` and `peek_records` are lenient:
-they are for watching a run while it writes.
+Reading is strict: a damaged file is an `InputError` that names it. Only `peek` and `peek_records` are lenient, because
+they watch a run while it writes.
 """
 
 import itertools
@@ -25,22 +25,22 @@ from ffcil.runs.stored import Fields, StoredRun
 
 LOCK = ".lock"
 LOCK_SECONDS = 0.5
-"""Time to wait for a lock, which `is_busy` in another process may hold for a moment."""
+"""Seconds to wait for a lock, which `is_busy` in another process may hold for a moment."""
 _LASTING = ("ffcil", "commit", "python", "torch", "device", "precision", "graph", "compile")
 """Fields of the environment whose changes are noted when a run is resumed."""
 NEW_START = "remove the folder and start the run again"
-"""Remedy for a folder that cannot be repaired."""
+"""Remedy in error messages for a folder that cannot be repaired."""
 _OWN = {
     *("config.json", "arrivals.json", "data.json", "method.json", "environment.json", "records.jsonl", "summary.json"),
     *("progress.json", "run.log", "done", "counts", "checkpoints", "report", "tensorboard", "wandb"),
 }
-"""Names in the folder of a run."""
+"""Names of files and folders that belong into the folder of a run."""
 _CHECKPOINT = re.compile(r"step-(\d+)-epoch-(\d+)\.safetensors")
 
 
 @contextmanager
 def locked(folder: Path, remedy: str = "wait for it, or choose another --out") -> Iterator[None]:
-    """Allow one process at a time in a folder. The lock ends with the process, even if that is killed."""
+    """Allow one process at a time in a folder. The lock ends with its process, even if the process is killed."""
     try:
         with lock(folder / LOCK, LOCK_SECONDS):
             yield
@@ -54,7 +54,7 @@ def is_busy(folder: Path) -> bool:
 
 
 def running_in(folder: Path) -> str:
-    """The process that runs in a folder, in words, with its machine and since when."""
+    """The process that runs in a folder in words, with its machine and the time of its start."""
     return named(holder(folder / LOCK))
 
 
@@ -64,15 +64,15 @@ def checkpoint_name(step: int, epoch: int) -> str:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Checkpoints in a folder, oldest first."""
-    named = ((_CHECKPOINT.fullmatch(path.name), path) for path in folder.glob("step-*.safetensors"))
-    by_place = {tuple(map(int, match.groups())): path for match, path in named if match}
-    return [by_place[place] for place in sorted(by_place)]
+    matches = ((_CHECKPOINT.fullmatch(path.name), path) for path in folder.glob("step-*.safetensors"))
+    by_position = {tuple(map(int, match.groups())): path for match, path in matches if match}
+    return [by_position[position] for position in sorted(by_position)]
 
 
 def differing_fields(before: Fields, config: RunConfig, complete: Callable[[RunConfig], RunConfig]) -> list[str]:
     """Dotted names of the fields in which a stored configuration differs from `config`.
 
-    `complete` fills in the defaults of fields that the stored configuration, of an earlier version, does not have.
+    `complete` adds the defaults of fields that a stored configuration of an earlier version lacks.
     """
     stored_content, content = complete(validate(RunConfig, before)).content(), config.content()
     return sorted(_differing(stored_content, content))
@@ -147,12 +147,12 @@ class RunFolder:
             raise InputError(f"{path} is damaged: remove the run and start it again.") from None
 
     def tables(self, sizes: tuple[int, ...]) -> dict[str, CountTable]:
-        """Confusion counts after each of the steps with these sizes, by classifier. They are read when needed."""
+        """Confusion counts after each of the steps with these sizes, by classifier. They are read on access."""
         names = tuple(self.counts(1)) if sizes else ()
         return {name: CountTable(sizes, _StepCounts(self, sizes, names, name)) for name in names}
 
     def load(self) -> StoredRun:
-        """Everything in the folder, checked. An unfinished run has the records of its finished steps."""
+        """Read and check everything in the folder. An unfinished run has the records of its finished steps."""
         config, arrivals = self.read("config.json"), self.read("arrivals.json", ("sizes", "kind"))
         if config is None or arrivals is None:
             raise InputError(f"{self.path} is not the folder of a run: config.json and arrivals.json must be there.")
@@ -178,7 +178,7 @@ class RunFolder:
         return None if value is None else stored.check_part(name, value, self.path / f"{name}.json")
 
     def summary(self) -> Fields:
-        """Results of a finished run, which has a record of each step."""
+        """Results of a finished run. A step without a record is an error."""
         summary, arrivals = (
             self._of_finished(*file) for file in (("summary.json", "scored"), ("arrivals.json", "sizes"))
         )
@@ -190,7 +190,7 @@ class RunFolder:
         return stored.check_part("summary", summary, self.path / "summary.json")
 
     def _of_finished(self, name: str, needed: str) -> Fields:
-        """A JSON file that a finished run must have."""
+        """A JSON file that a finished run must have, with the field `needed`."""
         value = self.read(name, (needed,))
         if value is None:
             raise InputError(f"{self.path} is damaged (done, but {name} is missing): {NEW_START}.")
@@ -203,7 +203,7 @@ class RunFolder:
         return _parse(_content(self.path / name)) or {}
 
     def peek_records(self) -> tuple[Fields, ...]:
-        """Records that are complete so far."""
+        """Records that are complete at the moment."""
         parsed = map(_parse, self._record_lines())
         return tuple(itertools.takewhile(lambda record: record is not None, parsed))  # type: ignore[arg-type]
 
@@ -224,10 +224,8 @@ class RunFolder:
             )
 
     def check_config(self, config: RunConfig, complete: Callable[[RunConfig], RunConfig]) -> None:
-        """Raise an error if the folder holds a run with another configuration.
-
-        `complete` fills in the defaults of fields that the stored configuration, of an earlier version, does not have.
-        """
+        """Raise an error if the folder holds a run with another configuration. `complete` is that of
+        `differing_fields`."""
         before = self.read("config.json")
         if before is None or not (self.resumable or self.done):
             return
@@ -238,7 +236,8 @@ class RunFolder:
             )
 
     def claim(self, config: RunConfig, arrivals: Fields, data: Fields, method: Fields, environment: Fields) -> None:
-        """Write what is known of a run before its first step, or check that the folder holds this run."""
+        """Write the facts that are known before the first step. If the folder can be resumed, check that it holds this
+        run."""
         for name, value, what in (
             ("arrivals.json", arrivals, "schedule (its trace has changed)"),
             ("data.json", data, "images"),
@@ -251,14 +250,14 @@ class RunFolder:
         self._write_environment(environment)
 
     def check_same(self, name: str, value: Fields, what: str) -> None:
-        """Raise an error if a file of the run does not say this."""
+        """Raise an error if a file of the run has another value. `what` names the value in the message."""
         if self.read(name) != json.loads(json.dumps(value)):
             raise InputError(
                 f"The run in {self.path} was started with other {what}: restore them, or choose another --out."
             )
 
     def _write_environment(self, now: Fields) -> None:
-        """Keep the environment of the first start; add what differs when the run is resumed."""
+        """Write the environment of the first start. When the run is resumed, only add the fields that differ."""
         first = self.read("environment.json")
         if first is None or not self.resumable:
             self.write("environment.json", now)
@@ -269,19 +268,19 @@ class RunFolder:
             self.write("environment.json", first)
 
     def threads(self, asked: int | None) -> int | None:
-        """Number of threads of a run on a CPU, whose sums depend on it: when resumed, that of its start."""
+        """Number of threads of a run on a CPU. A resumed run has that of its start, because sums depend on it."""
         started_with: int | None = (self.read("environment.json") or {}).get("threads") if self.resumable else None
         if started_with and asked and started_with != asked:
             raise InputError(f"The run in {self.path} was started with {started_with} thread(s): leave --threads out.")
         return started_with or asked
 
     def keep_records(self, finished: int, repeated: int) -> None:
-        """Keep the records of finished steps, after a check of them and of their counts, and remove later ones.
+        """Check the records of finished steps and their counts, and remove the records of later steps.
 
         Args:
-            finished: Number of steps that are in the checkpoint.
-            repeated: Largest number of later steps that will be repeated: a kill costs one record at most, and so does
-                a checkpoint that cannot be used.
+            finished: Number of steps that the checkpoint contains.
+            repeated: Largest number of later steps that will be repeated. A killed process causes one such step at
+                most, and so does every checkpoint that cannot be used.
         """
         lines = self._record_lines()
         if len(lines) < finished:
@@ -352,8 +351,8 @@ def find_folders(place: Path) -> list[Path]:
 
 
 def _content(path: Path) -> bytes:
-    """Content of a file; empty if it is missing. Reading from what is no regular file, such as a pipe, may not end."""
-    if path.exists() and not path.is_file():
+    """Content of a file; empty if it is missing."""
+    if path.exists() and not path.is_file():  # reading from a pipe, for example, may never end
         raise InputError(f"{path} is not a regular file: {NEW_START}.")
     try:
         return path.read_bytes()
@@ -364,6 +363,7 @@ def _content(path: Path) -> bytes:
 
 
 def _parse(text: bytes) -> Fields | None:
+    """A JSON object; None if the text is none."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

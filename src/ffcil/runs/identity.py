@@ -1,4 +1,4 @@
-"""Identity of a run and of its images."""
+"""The identity of a run: its name, the fingerprint of its images, and the identity that checkpoints store."""
 
 import hashlib
 import json
@@ -38,8 +38,8 @@ def fingerprint(stream: Stream) -> dict[str, Any]:
 
 
 def images_may_differ(dataset: str, data: Path, stored: Mapping[str, Any]) -> bool:
-    """Whether the user's own files may be other images than those of a stored fingerprint, without reading them: their
-    number in some class has changed. Files that are gone do not count."""
+    """Whether the number of the user's own files in some class differs from a stored fingerprint. The files are not
+    read. If they are gone, the answer is no."""
     list_images = SOURCES[dataset].list_images
     if SOURCES[dataset].classes is not None or list_images is None or not data.exists():
         return False
@@ -50,7 +50,7 @@ def images_may_differ(dataset: str, data: Path, stored: Mapping[str, Any]) -> bo
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What a checkpoint must agree with: configuration, schedule and images of its run."""
+    """Configuration, schedule and images of a run. A checkpoint can only be used by a run with the same identity."""
 
     config: RunConfig
     schedule: str
@@ -66,7 +66,8 @@ class RunIdentity:
         return {"config": self.config.content(), "schedule": self.schedule, "images": self.images}
 
     def differing(self, stored: dict[str, Any] | None) -> list[str]:
-        """Names of what differs from a stored identity; nothing for a checkpoint of an earlier version, without one."""
+        """Names of the fields and parts that differ from a stored identity. Checkpoints of earlier versions have no
+        identity, and nothing differs then."""
         if stored is None:
             return []
         others = [name for name in ("schedule", "images") if stored[name] != getattr(self, name)]

@@ -11,6 +11,8 @@ from ffcil.errors import InputError, unknown
 from ffcil.training.progress import FitProgress, Listener
 
 LOGS = ("tensorboard", "wandb")
+GROUPS = ("accuracy", "old_accuracy", "new_accuracy")
+"""Fields of a record that have one value per classifier."""
 
 
 def listeners(names: Iterable[str], config: RunConfig) -> list[Listener]:
@@ -66,10 +68,10 @@ class WandbLogger:
 
 
 class RunLogger(Listener):
-    """Logs a run's records, and its loss after every epoch.
+    """Logs the records of a run, and its loss after every epoch.
 
-    A step is 1,000 units on the time axis: epoch 5 of 10 of step 3 is at 2,500, also in a resumed run. So steps of
-    different lengths can be compared.
+    Every step has 1,000 units on the time axis, so that steps of different lengths can be compared. Epoch 5 of 10 in
+    step 3 is at 2,500, also in a resumed run.
     """
 
     def __init__(self, name: str, config: RunConfig) -> None:
@@ -97,6 +99,3 @@ class RunLogger(Listener):
 
     def finished(self) -> None:
         self.logger.finish()
-
-
-GROUPS = ("accuracy", "old_accuracy", "new_accuracy")

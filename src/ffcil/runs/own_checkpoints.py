@@ -1,4 +1,4 @@
-"""Checkpoints of one run: written with the run's identity, and read only if they are whole and of this run."""
+"""Checkpoints of one run. They are written with its identity, and are read only if they are intact and of this run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from ffcil.runs.identity import RunIdentity
 from ffcil.training.progress import FitProgress
 
 REMEDY = "restore it from a copy, or remove the run's folder and start again"
+"""Remedy in error messages for a checkpoint that cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class ResumePoint:
     skipped: int = 0
     """Number of newer checkpoints that could not be used."""
     identified: bool = True
-    """Whether the checkpoint says of which run it is; those of earlier versions do not."""
+    """Whether the checkpoint has the identity of its run, which those of earlier versions lack."""
 
 
 class OwnCheckpoints:
@@ -51,9 +52,9 @@ class OwnCheckpoints:
             except InputError as error:
                 problems[path] = error
                 continue
-            for bad, problem in problems.items():
+            for unusable, problem in problems.items():
                 reason = str(problem).removesuffix(f": {REMEDY}.")
-                warn(f"{reason}: it is now {set_aside(bad).name}, and the run continues from {path.name}.")
+                warn(f"{reason}: it is now {set_aside(unusable).name}, and the run continues from {path.name}.")
             progress = FitProgress(**state["progress"]) if state["progress"] else None
             return ResumePoint(state["finished"], progress, state["learner"], len(problems), "run" in state)
         if problems:

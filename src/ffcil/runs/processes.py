@@ -21,14 +21,16 @@ from ffcil.training.parallel import Parallel, connected
 from ffcil.training.progress import FitProgress, Listener
 
 Work = Callable[[Parallel, Listener], None]
-"""What every process does. It must be possible to pickle it."""
+"""The work of a process. It must be possible to pickle it."""
 POLL_SECONDS = 0.2
+"""Seconds between two checks for a request to stop."""
 BLAME_SECONDS = 2.0
-"""Time to find the process that died first. The others fail when they miss it."""
+"""Seconds to find the process that died first. The others fail as soon as they wait for it."""
 
 
 def in_processes(count: int, work: Work, listener: Listener) -> None:
-    """Call `work` in `count` processes, until process 0 has ended. What it reports reaches `listener` in this process.
+    """Call `work` in `count` processes, and return when process 0 has ended. Its progress is reported to `listener` in
+    this process.
 
     A request to stop is forwarded to process 0. An error of any process is raised here.
     """
@@ -54,7 +56,7 @@ class _Child:
     def __init__(self, context: Any, parallel: Parallel, meeting: Path, work: Work) -> None:
         self.parallel = parallel
         self.messages, sender = context.Pipe(duplex=False)
-        # the environment of now; they are forked from a process that has an earlier one
+        # the present environment, because children are forked from a process with an earlier one
         arguments = (parallel, meeting, dict(os.environ), work, sender)
         self.process = context.Process(target=_take_part, args=arguments, daemon=True)
         self.process.start()
@@ -65,7 +67,7 @@ class _Child:
         return f"Process {self.parallel.rank + 1} of {self.parallel.size}"
 
     def status(self) -> int:
-        """Exit status of the process, which is about to end."""
+        """Exit status of a process that is ending."""
         self.process.join(BLAME_SECONDS)
         return self.process.exitcode or 0
 
@@ -120,7 +122,7 @@ class _Hearing:
         getattr(self.listener, event)(*arguments)
 
     def finish(self) -> None:
-        """The end of process 0, however it ended."""
+        """Report the end of process 0, however it ended."""
         if self.started:
             self.listener.finished()
 
@@ -169,7 +171,7 @@ def _take_part(
             messages.send(("raised", (BusyError if isinstance(error, BusyError) else InputError)(str(error))))
         except (OSError, KeyboardInterrupt) as error:
             messages.send(("raised", error))
-        except Exception:  # reported before the connection ends, at which the others fail
+        except Exception:  # sent before the connection ends, because the other processes fail then
             messages.send(("failed", traceback.format_exc()))
 
 

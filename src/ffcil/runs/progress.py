@@ -45,7 +45,7 @@ class CompositeListener(Listener):
             listener.step_done(record)
 
     def finished(self) -> None:
-        with ExitStack() as stack:  # All of them, also if one fails.
+        with ExitStack() as stack:  # calls all of them even if one fails
             for listener in reversed(self.listeners):
                 stack.callback(listener.finished)
 
@@ -54,6 +54,7 @@ class ProgressFile(Listener):
     """Keeps `progress.json` in the run's folder up to date, so that other processes see the progress within a step."""
 
     interval = 1.0
+    """Smallest number of seconds between two writes."""
 
     def __init__(self) -> None:
         self.step: dict[str, int] = {}
@@ -112,10 +113,11 @@ def format_speed(seconds: float, images_per_second: float) -> str:
 
 
 class ConsoleProgress(Listener):
-    """Prints a line per finished step. Within a step it shows a bar in a terminal, elsewhere a line now and then."""
+    """Prints a line per finished step. Within a step, it shows a bar in a terminal, and otherwise prints a line from
+    time to time."""
 
     line_interval = 10.0
-    """Seconds between two lines where there is no terminal."""
+    """Seconds between two lines without a terminal."""
     slow = 2.0
     """Seconds after which an epoch, or a pass over many images, is reported before it ends."""
 
@@ -163,7 +165,7 @@ class ConsoleProgress(Listener):
         self.bars.stop()
 
     def _update(self, note: str, completed: int | None = None) -> None:
-        """Update the bar; without a terminal, print a line now and then."""
+        """Update the bar. Without a terminal, print a line if the last one is old enough."""
         assert self.task is not None
         self.last_note = time.monotonic()
         self.bars.update(self.task, completed=completed, note=note)

@@ -22,11 +22,11 @@ _CHECKED = ("summary", "environment", "method")
 _DATA_FILE = re.compile(r"data-[0-9a-f]+\.json")
 _PARTS = ("config", "arrivals", "data", "method", "environment", "summary", "records", "counts")
 _FOLDERS = re.compile(r"""(?<![^\s"'=,\[(])(?:~[^\s"'/]*)?/(?:[^\s"'/]+/)*""")
-"""The folders of an absolute path inside a text."""
+"""Folders of an absolute path within a text."""
 
 
 def publish(folder: Path, to: Path) -> Path:
-    """Write the run in a folder to `to`; returns the file."""
+    """Write the run in a folder to the folder `to`. Returns the path of the file."""
     run = RunFolder(folder).load()
     if not run.finished:
         raise InputError(
@@ -42,7 +42,7 @@ def publish(folder: Path, to: Path) -> Path:
 
 
 def describe(run: StoredRun) -> Fields:
-    """The content of the published file of a run. It names no folders of the machine."""
+    """The content of the published file of a run, without the names of folders of the machine."""
     summary = {name: value for name, value in (run.summary or {}).items() if name != "folder"}
     return {
         "config": _without_folders(run.config),
@@ -57,7 +57,7 @@ def describe(run: StoredRun) -> Fields:
 
 
 def without_machine_paths(environment: Fields) -> Fields:
-    """The environment of a run with the last names of paths to other folders, also in its command."""
+    """The environment of a run, in which paths are replaced by their last names, also in the command."""
     command = [word.split("=", 1) for word in _words(environment.get("command", ""))]
     stripped = {"command": shlex.join("=".join(_without_folders(word)) for word in command)} if command else {}
     return {name: _without_folders(value) for name, value in {**environment, **stripped}.items()}
@@ -138,12 +138,12 @@ def _data_name(data: Fields) -> str:
 
 
 def _words(command: Any) -> list[str]:
-    """The words of a command; some early runs stored a list."""
+    """The words of a command, of which early runs stored a list."""
     return [str(word) for word in command] if isinstance(command, list) else shlex.split(str(command))
 
 
 def _without_folders(value: Any) -> Any:
-    """The same value with the last names of absolute paths, and of paths to parent folders, in place of the paths."""
+    """The same value, in which absolute paths and paths to parent folders are replaced by their last names."""
     if isinstance(value, dict):
         return {name: _without_folders(item) for name, item in value.items()}
     if isinstance(value, list):

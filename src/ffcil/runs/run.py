@@ -56,9 +56,16 @@ class Run:
     """One configuration in one folder.
 
     `Run(config, folder).execute()` starts the run, resumes it if it was interrupted, or returns the summary if it is
-    done. `data` is the file or folder of the configuration's data set, or a `DataSet` such as `dataset_of` returns; the
-    configuration's `dataset` is then a name for it. With `devices`, several GPUs, from `device` on, or several
-    processes on a CPU share every batch.
+    finished.
+
+    Args:
+        folder: Folder of the run; None for `runs/NAME`.
+        data: File or folder of the configuration's data set, or a `DataSet`, as `dataset_of` returns it. The
+            configuration's `dataset` is then only its name.
+        device: `cpu` or `cuda`; None for cuda if it is available.
+        devices: Number of GPUs, starting with `device`, or of processes on a CPU, that share every batch.
+        threads: Number of CPU threads.
+        listener: Receives the progress.
     """
 
     def __init__(
@@ -86,7 +93,7 @@ class Run:
         self.listener = listener or Listener()
 
     def _environment(self, learner: Learner) -> dict[str, Any]:
-        """Where the run is made, and what its data are called there."""
+        """Versions and machine, and the name of the data's file or folder."""
         environment = describe_environment(learner.engine)
         if isinstance(self.data, Path):
             place = self.data.resolve()
@@ -94,7 +101,7 @@ class Run:
         return environment
 
     def execute(self) -> dict[str, Any]:
-        """Run to the end and return the summary. If the run is finished, only return the summary."""
+        """Run to the end and return the summary. A finished run only returns its summary."""
         self.files.check_place()
         if not self.files.done:
             if self.devices == 1:
@@ -109,7 +116,7 @@ class Run:
         return {**self.files.summary(), "folder": str(self.folder)}
 
     def _check_images(self, stored: Mapping[str, Any]) -> None:
-        """Check that a finished run is asked for its own images: its name says nothing about them."""
+        """Raise an error if the data are not the images of a finished run, whose name does not depend on its images."""
         config, data = self.config, self.data
         if isinstance(data, Path):
             if not images_may_differ(config.dataset, data, stored):
@@ -139,7 +146,7 @@ class Run:
                     self._run(stream, learner)
 
     def _claim(self, stream: Stream, learner: Learner) -> None:
-        """Write what is known before the first step."""
+        """Write the facts that are known before the first step, or check them if the run is resumed."""
         self.files.check_config(self.config, complete)
         arrivals, data = stream.arrivals.to_json(), fingerprint(stream)
         self._checkpoints = OwnCheckpoints(self.folder / "checkpoints", RunIdentity.of(self.config, arrivals, data))
@@ -152,8 +159,8 @@ class Run:
         )
 
     def _fix_threads(self, parallel: Parallel) -> None:
-        """Use the number of threads that the run began with, because sums on a CPU depend on it. Several processes
-        share the cores; their sums are in another order anyway."""
+        """Set the number of threads. A resumed run on a CPU keeps that of its start, because sums depend on it. Several
+        processes share the cores, and their sums have another order anyway."""
         threads = self.threads
         if parallel.size > 1:
             threads = threads or max(1, torch.get_num_threads() // parallel.size)
@@ -163,7 +170,7 @@ class Run:
             torch.set_num_threads(threads)
 
     def _prepare(self, parallel: Parallel) -> tuple[Stream, Learner]:
-        """Prepare data and learner. All bad input is found here, before the folder is touched."""
+        """Prepare data and learner. Bad input is an error here, before anything is written to the folder."""
         config = self.config
         engine = Engine.create(self.device, config.train, parallel)
         data = self.data
@@ -177,6 +184,7 @@ class Run:
         return stream.to(engine.device), learner
 
     def _run(self, stream: Stream, learner: Learner) -> None:
+        """Start or resume the run, and write the results."""
         start = self._checkpoints.newest(self.listener.warned)
         finished, progress = start.finished, start.progress
         self.files.keep_records(finished, repeated=1 + start.skipped)
@@ -197,7 +205,7 @@ class Run:
             self._session.save()
 
     def _assist(self, stream: Stream, learner: Learner) -> None:
-        """Train in parallel to process 0, and follow it in everything else."""
+        """Train together with process 0, and take over its state after every step."""
         parallel = learner.engine.parallel
         start = parallel.broadcast(ResumePoint())
         progress = start.progress
@@ -221,6 +229,8 @@ class Run:
             raise InputError(f"The newest checkpoint in {self.folder} does not fit this run: {REMEDY}.") from error
 
     def _step(self, learner: Learner, increment: Increment, progress: FitProgress | None, stop: Stop) -> None:
+        """Learn a step from `progress` on, evaluate, and write record, counts and checkpoint."""
+
         def save(now: FitProgress) -> None:
             self._checkpoints.save(learner.state(), increment.step - 1, now)
 
@@ -240,6 +250,7 @@ class Run:
         self.listener.step_done(record)
 
     def _conclude(self, stream: Stream, learner: Learner) -> None:
+        """Compute and write the results."""
         records = self.files.records()
         classifiers = {name: metrics.summarise(t) for name, t in self.files.tables(stream.arrivals.sizes).items()}
         scored = learner.scored
@@ -265,13 +276,13 @@ class Run:
 
 
 def _training_seconds(seconds: Mapping[str, float]) -> float:
-    """Seconds of training with its start-up, which records on a CPU and those of earlier versions do not have."""
+    """Seconds of training including start-up, which only records of GPUs have, and not those of earlier versions."""
     return seconds["train"] + seconds.get("start_up", 0.0)
 
 
 @dataclass(frozen=True)
 class _Part:
-    """The work of one process of a run on several devices."""
+    """The work of one process of a run on several devices, as a function that can be pickled."""
 
     config: RunConfig
     folder: Path
@@ -282,11 +293,11 @@ class _Part:
     """Python files of the method and of the backbone."""
 
     def __call__(self, parallel: Parallel, listener: Listener) -> None:
-        of_method, of_backbone = self.files
+        method_file, backbone_file = self.files
         if self.config.method not in METHODS:
-            load_methods(of_method)
+            load_methods(method_file)
         if self.config.backbone not in BACKBONES:
-            load_methods(of_backbone)
+            load_methods(backbone_file)
         run = Run(self.config, self.folder, data=self.data, device=self.device, threads=self.threads, listener=listener)
         run.work(parallel)
 
@@ -311,7 +322,7 @@ def check_devices(config: RunConfig, devices: int) -> None:
 
 
 def file_of(registered: Any) -> str:
-    """The Python file of a method or a backbone, from which other processes import it."""
+    """The Python file of a method or backbone, from which other processes can import it."""
     file: str | None = getattr(sys.modules[registered.__module__], "__file__", None)
     if file is None:
         raise InputError(
@@ -345,7 +356,7 @@ def exhaustion_explained(folder: Path) -> Iterator[None]:
 
 
 def augmentation_of(config: RunConfig, augmentation: Augmentation) -> Augmentation:
-    """A data set's own, as the configuration changes it."""
+    """The augmentation of a data set with the changes of a configuration."""
     if config.train.augment == "none":
         augmentation = augmentation.without_randomness()
     elif config.train.augment == "auto":
@@ -362,7 +373,7 @@ def augmentation_of(config: RunConfig, augmentation: Augmentation) -> Augmentati
 
 
 def make_record(increment: Increment, counts: Counts, notes: dict[str, Any]) -> dict[str, Any]:
-    """One line of records.jsonl; accuracies in percent, by classifier, the scored one first."""
+    """One line of records.jsonl. Accuracies are in percent, by classifier, the scored classifier first."""
     groups = {
         "accuracy": slice(None),
         "old_accuracy": slice(0, increment.seen_before),

@@ -1,4 +1,5 @@
-"""`Stop`: a request to stop takes effect at the end of an epoch, where no work is lost, if the epoch ends soon."""
+"""`Stop`: requests to stop take effect at the end of an epoch, so that no work is lost, unless the epoch takes too
+long."""
 
 import os
 import signal
@@ -9,18 +10,18 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
 SECONDS = 5.0
-"""Time that an epoch has to end after a request to stop."""
+"""Largest number of seconds between a request to stop and the end of the epoch."""
 _MESSAGE = b"ffcil: stopping at the end of the epoch; a second signal stops immediately\n"
 
 
 def hang_up(number: int, frame: FrameType | None) -> NoReturn:
-    """Handle SIGHUP: interrupt, without a terminal."""
+    """Handle SIGHUP: leave the terminal, and raise KeyboardInterrupt."""
     leave_terminal()
     raise KeyboardInterrupt
 
 
 def leave_terminal() -> None:
-    """Discard further output to the terminal, which is closed, so that each write would be an error."""
+    """Discard further output to the closed terminal, to which every write would be an error."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         with suppress(OSError):  # the program may have closed it
@@ -38,7 +39,7 @@ class Stop:
     """
 
     def __init__(self, quiet: bool = False) -> None:
-        """`quiet`: Whether a request is not announced on the terminal, because another process announces it."""
+        """With `quiet`, a request is not announced on the terminal, because another process announces it."""
         self._quiet = quiet
         self._requested = False
         self._before: dict[int, Any] = {}
@@ -72,7 +73,7 @@ class Stop:
         signal.setitimer(signal.ITIMER_REAL, SECONDS)
 
     def requested(self) -> bool:
-        """Whether a stop was requested. If so, the time limit ends: saving may take as long as it needs."""
+        """Whether a stop was requested. If so, the time limit is removed, so that saving can take as long as needed."""
         if self._requested:
             signal.setitimer(signal.ITIMER_REAL, 0)
         return self._requested

@@ -1,4 +1,4 @@
-"""Everything that is stored about a run, as a value."""
+"""`StoredRun`: everything that is stored about a run, as a value, and the checks of its parts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ from ffcil.runs.fields import (
 
 Fields = dict[str, Any]
 REMEDY = "remove it and start the run again"
+"""Remedy in error messages for a damaged part."""
 CONFIG_FIELDS = ("dataset", "method", "framework", "class_seed", "arrival_seed", "train_seed")
 PARTS: dict[str, type[BaseModel]] = {
     "summary": SummaryFields,
@@ -31,7 +32,7 @@ PARTS: dict[str, type[BaseModel]] = {
     "method": MethodFields,
     "data": DataFields,
 }
-"""Fields of the parts of a run that are read without further checks."""
+"""Fields of the parts of a run that need no other check than that of their types."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,10 +62,10 @@ class StoredRun:
 
 
 def derive_method(config: Fields, records: Sequence[Fields], summary: Fields | None) -> Fields:
-    """The method's part of a run of an earlier version, which did not write it.
+    """The method's part for a run of an earlier version, which did not write it.
 
-    The paper's framework turned on DIWA or HA, whichever the method has, and only the records tell which: a method
-    that trains HA records its loss; a method with a linear head, which DIWA aligns, records the norms of its rows.
+    The paper's framework is DIWA for some methods and HA for others. Only the records show which: a method that trains
+    HA records its loss; a method with a linear head, which DIWA aligns, records the norms of its rows.
     """
     paper, ha = config["framework"] == "paper", config.get("ha", {})
     reduction, alignment, use_ha = config.get("reduction", "auto"), config.get("alignment", "auto"), ha.get("use")

@@ -46,7 +46,7 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 def refusals(*statuses: int) -> Responses:
-    """For the description of a path."""
+    """Statuses of refusals, for the description of a path."""
     return {status: {"model": Problem} for status in statuses}
 
 
@@ -172,7 +172,7 @@ def _changes(service: Service, token: str | None) -> APIRouter:
 
 
 def _operation(service: Service, metrics: Metrics, learns: bool) -> APIRouter:
-    """Paths for those who run the service."""
+    """Paths for operators of the service."""
     router = APIRouter(tags=["operation"])
 
     @router.get("/health")
@@ -196,7 +196,7 @@ def _operation(service: Service, metrics: Metrics, learns: bool) -> APIRouter:
 
 
 def _page(path: Path) -> Any:
-    """A path that returns a self-contained page, which may only load what is in it or comes from this service."""
+    """A function that returns a self-contained page. Its policy allows only its own content and this service."""
     text = path.read_text(encoding="utf-8")
     allowed = {kind: _hashes(kind, text) for kind in ("script", "style")}
     policy = (

@@ -1,4 +1,4 @@
-"""`Batcher`: images of many clients are answered together, by one thread."""
+"""`Batcher`: one thread answers the images of many clients together."""
 
 import asyncio
 from collections import deque
@@ -13,7 +13,7 @@ from ffcil.serving.refusal import Refusal
 
 Result = TypeVar("Result")
 AT_ONCE = 64
-"""Most images that are answered together."""
+"""Largest number of images that are answered together, unless one client sends more."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class _Waiting(Generic[Result]):
 
 
 class Batcher(Generic[Result]):
-    """Calls `answer` with the images of all clients that wait. A network takes less time for many images than for one
-    after another, and a learner may be used by one thread at a time only."""
+    """Calls `answer` with the images of all waiting clients: a network is faster on many images together than on one
+    after another, and only one thread at a time may use a learner."""
 
     def __init__(self, answer: Callable[[Sequence[Image.Image]], Sequence[Result]], most_waiting: int) -> None:
         self._answer, self._most = answer, most_waiting
@@ -65,7 +65,7 @@ class Batcher(Generic[Result]):
                     waiting.results.set_result(own)
 
     def _take(self) -> list[_Waiting[Result]]:
-        """The next images, without those whose clients are gone."""
+        """The next images to answer, without those of clients that have disconnected."""
         batch: list[_Waiting[Result]] = []
         images = 0
         while self._queue and (not batch or images + len(self._queue[0].images) <= AT_ONCE):

@@ -21,25 +21,25 @@ from ffcil.locks import is_held, lock
 from ffcil.runs.folder import LOCK, is_busy
 
 UPLOADS = "uploads-"
-"""Start of the names of folders with images that are being learned."""
+"""Prefix of the names of folders with images that are being learned."""
 STOPPING = 10.0
 """Seconds that a process has to end after a request to stop."""
 NICE = 5
-"""Priority of the process that learns, below that of the one that answers."""
+"""Niceness of the process that learns, so that the process that answers has priority."""
 
 
 @dataclass
 class Change:
-    """A change that was asked for, and how far it is."""
+    """A requested change and its progress."""
 
     kind: Literal["learn", "undo"]
     images: dict[str, int] = field(default_factory=dict)
     """Number of images of each class."""
     state: Literal["running", "done", "failed"] = "running"
     note: str = ""
-    """Latest message about the progress, or why the change failed."""
+    """Latest message about the progress, or the reason of a failure."""
     version: int | None = None
-    """The version that the change made, or went back to."""
+    """The version that the change made or returned to."""
     started: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
     """Time that the change took."""
@@ -60,8 +60,8 @@ class LabelledImage:
 
 
 class LearningProcess:
-    """`ffcil learn` in a process of its own: it takes no time from the answers, its memory ends with it, and the
-    service survives whatever happens to it."""
+    """`ffcil learn` in its own process, so that answers are not delayed, its memory is freed at its end, and a crash
+    does not affect the service."""
 
     def __init__(self, folder: Path, device: str | None, imports: Sequence[str]) -> None:
         self.folder = folder
@@ -69,16 +69,16 @@ class LearningProcess:
         self._process: asyncio.subprocess.Process | None = None
 
     async def learn(self, images: Sequence[LabelledImage], change: Change) -> None:
-        """Learn images. The notes of `change` follow the progress. A failure is an `InputError`."""
+        """Learn images, and write the progress to the note of `change`. A failure is an `InputError`."""
         await asyncio.to_thread(self.remove_leftovers)
-        # In the folder of the classifier, where the next service finds what this one leaves if it is killed.
+        # in the folder of the classifier, where the next service finds the images if this one is killed
         with tempfile.TemporaryDirectory(prefix=UPLOADS, dir=self.folder) as name, lock(Path(name) / LOCK):
             temporary = Path(name)
             table = await asyncio.to_thread(write_table, images, temporary)
             await self._run(table, {"FFCIL_CACHE": str(temporary / "cache")}, change)
 
     def remove_leftovers(self) -> None:
-        """Remove the images of services that were killed while they learned."""
+        """Remove images that services left because they were killed while they learned."""
         for left in self.folder.glob(f"{UPLOADS}*"):
             # a process of a killed service may still read them
             if not is_held(left / LOCK) and not is_busy(self.folder):
@@ -100,7 +100,7 @@ class LearningProcess:
         last = ""
         async for line in process.stderr:
             if text := line.decode(errors="replace").strip():
-                # what clients see names no folder of this machine
+                # clients must not see the names of folders of this machine
                 text = text.removeprefix("ffcil: ").replace(str(table), "The request")
                 last = change.note = text.replace(str(self.folder), self.folder.name)
         if status := await process.wait():
@@ -119,7 +119,7 @@ class LearningProcess:
 
 
 def write_table(images: Sequence[LabelledImage], folder: Path) -> Path:
-    """Write images and a table of their labels, so that no name of a client becomes the name of a file."""
+    """Write images and a table of their labels. Names that clients sent never become names of files."""
     with (folder / "images.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["path", "label"])
@@ -130,4 +130,5 @@ def write_table(images: Sequence[LabelledImage], folder: Path) -> Path:
 
 
 def counted(images: Sequence[LabelledImage]) -> dict[str, int]:
+    """Number of images by label."""
     return dict(Counter(labelled.label for labelled in images))

@@ -1,7 +1,7 @@
-"""`export`: a classifier as one file for onnxruntime or torch alone, without ffcil.
+"""`export`: a classifier as one file for onnxruntime or torch, without ffcil.
 
-The file has the normalisation of the pixels, the network, the head and, with `anyarrival`, the calibration and the
-novelty. `description` says what a program must know beside the graph; it is in the file, too, under the key `ffcil`.
+The file contains the normalisation of the pixels, the network, the head and, with `anyarrival`, the calibration and the
+novelty. It also contains the `description`, under the key `ffcil`: everything else that a program must know.
 """
 
 import json
@@ -26,15 +26,17 @@ from ffcil.serving.extras import check_installed
 from ffcil.serving.unknown import novelty_limit
 from ffcil.training.engine import evaluating
 
-INPUT, OUTPUTS = "images", ("scores", "novelty")
-"""Names of the input and the outputs of the graph. Methods that know no novelty have the first output only."""
+INPUT = "images"
+"""Name of the input of the graph."""
+OUTPUTS = ("scores", "novelty")
+"""Names of the outputs of the graph. Methods without novelties have only the first one."""
 MOST_IMAGES = 1024
-"""Most images of one call of an exported graph."""
+"""Largest number of images in a call of an exported graph."""
 TOLERANCE = 1e-3
-"""Largest difference of a score between the classifier and the exported file; of large novelties, relative."""
+"""Largest difference between an output of the classifier and of the exported file: relative for values above 1."""
 SUFFIXES = (".onnx", ".pt2")
 LARGEST_ONNX = 2**31 - 2**24
-"""Most bytes of the weights in an .onnx file: a protobuf has less than 2 GiB."""
+"""Largest size of the weights in an .onnx file, in bytes: a protobuf must be smaller than 2 GiB."""
 
 
 class ClassifierGraph(nn.Module):
@@ -85,13 +87,12 @@ def export(classifier: Classifier, path: Path, false_alarms: float = FALSE_ALARM
     draft = path.with_name(f".draft-{path.name}")
     try:
         with evaluating(graph):
-            expected = [
-                output[:2] for output in graph(images)
-            ]  # before the export, because learners compute some tensors at the first call
+            # before the export, because learners compute some tensors at the first call
+            expected = [output[:2] for output in graph(images)]
             program = _export_graph(graph, images)
             write, run = (_write_onnx, _run_onnx) if path.suffix == ".onnx" else (_write_pt2, _run_pt2)
             write(program, draft, about)
-            found = run(draft, images[:2])  # another number of images than the graph was made with
+            found = run(draft, images[:2])  # with another number of images than in the export
         _check(expected, found, path)
         draft.replace(path)
     finally:
@@ -102,7 +103,7 @@ def export(classifier: Classifier, path: Path, false_alarms: float = FALSE_ALARM
 def _export_graph(graph: nn.Module, images: Tensor) -> ExportedProgram:
     batch = Dim("batch", min=1, max=MOST_IMAGES)
     program = torch.export.export(graph, (images,), dynamic_shapes=({0: batch},), strict=False)
-    # The learner has more than prediction needs: sums, a teacher, exemplars. None of it belongs into the file.
+    # remove everything that predictions do not need: sums, a teacher, class means of exemplars
     signature, inputs = program.graph_signature, {node.name: node for node in program.graph.nodes}
     for spec in [spec for spec in signature.input_specs if not inputs[spec.arg.name].users]:
         program.graph.erase_node(inputs[spec.arg.name])
@@ -116,7 +117,7 @@ def _export_graph(graph: nn.Module, images: Tensor) -> ExportedProgram:
 def _write_pt2(program: ExportedProgram, path: Path, about: dict[str, Any]) -> None:
     buffer = BytesIO()  # torch aborts the process if it cannot write to a file, as on a full disk
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "No complete tensor found")  # it means tensors that are stored transposed
+        warnings.filterwarnings("ignore", "No complete tensor found")  # about tensors that are stored transposed
         torch.export.save(program, buffer, extra_files={"ffcil": json.dumps(about)})
     with named_errors(path):
         path.write_bytes(buffer.getbuffer())
@@ -141,7 +142,8 @@ def _write_onnx(program: ExportedProgram, path: Path, about: dict[str, Any]) -> 
 
 
 def _log_sum_exp(values: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
-    """As in torch. onnxruntime takes the first value for the largest one even if it is -inf, and then underflows."""
+    """`torch.logsumexp`. The one of onnxruntime treats the first value as the largest one if it is -inf, and then
+    underflows."""
     peak = values.amax(dim, keepdim=True)
     peak = peak.masked_fill(peak.isinf(), 0.0)
     found = (values - peak).exp().sum(dim, keepdim=True).log() + peak

@@ -1,4 +1,5 @@
-"""`Guard`: limits on the size and the time of requests, and their metrics. It comes before the application."""
+"""`Guard`: limits on the size and the duration of requests, and their metrics. Every request passes through it
+first."""
 
 import asyncio
 import json
@@ -15,7 +16,7 @@ LEARN = "/learn"
 
 
 class Guard:
-    """An ASGI middleware. The size is checked before a body is read, and again while it is."""
+    """An ASGI middleware. It checks the size before a body is read, and again while it is being read."""
 
     def __init__(self, app: ASGIApp, limits: Limits, metrics: Metrics, paths: Collection[str]) -> None:
         self.app, self.limits, self.metrics, self.paths = app, limits, metrics, paths

@@ -12,19 +12,19 @@ class Limits:
     bytes: int = 32 * MEGABYTE
     """Size of a request for answers."""
     images: int = 64
-    """Number of images of such a request."""
+    """Number of images in a request for answers."""
     learn_bytes: int = 1024 * MEGABYTE
     """Size of a request to learn."""
     learn_images: int = 5000
-    """Number of images of such a request."""
+    """Number of images in a request to learn."""
     pixels: int = 50_000_000
     """Number of pixels of one image. It is known before the image is decoded."""
     seconds: float = 30.0
-    """Time to send a request for answers, and time to answer it."""
+    """Seconds to send a request for answers, and to answer it."""
     learn_seconds: float = 900.0
-    """Time to send a request to learn."""
+    """Seconds to send a request to learn."""
     header_seconds: float = 10.0
-    """Time to send the header of a request."""
+    """Seconds to send the header of a request."""
     waiting: int = 1024
     """Number of images that wait for their answers."""
     connections: int = 256

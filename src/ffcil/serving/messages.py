@@ -1,4 +1,4 @@
-"""What a service says, as JSON."""
+"""The answers of a service, as JSON."""
 
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ class ImageAnswer(BaseModel):
     unknown: bool | None
     """Whether the image is of no known class; null if the classifier cannot tell."""
     novelty: float | None
-    """How unlike everything learned the image is; null if the classifier cannot say."""
+    """How much the image differs from everything learned; null if the classifier cannot tell."""
 
     @classmethod
     def of(cls, image: str, told: Told, top: int) -> "ImageAnswer":
@@ -43,7 +43,7 @@ class Answers(BaseModel):
 
 
 class ChangeStatus(BaseModel):
-    """A change that was asked for."""
+    """A requested change."""
 
     kind: Literal["learn", "undo"]
     state: Literal["running", "done", "failed"]
@@ -51,9 +51,9 @@ class ChangeStatus(BaseModel):
     """Number of images of each class."""
     seconds: float
     note: str
-    """Latest message about the progress, or why the change failed."""
+    """Latest message about the progress, or the reason of a failure."""
     version: int | None
-    """Version that the change made, or went back to."""
+    """Version that the change made or returned to."""
 
     @classmethod
     def of(cls, change: Change) -> "ChangeStatus":
@@ -69,10 +69,10 @@ class ChangeStatus(BaseModel):
 
 
 class Health(BaseModel):
-    """How the service is."""
+    """State of the service."""
 
     status: Literal["ok", "degraded"]
-    """degraded: the current version in the folder cannot be loaded, and the one before it answers."""
+    """`degraded` if the current version in the folder cannot be loaded, so that the one before it answers."""
     problem: str | None
     model: str
     """Name of the classifier's folder."""
@@ -82,7 +82,7 @@ class Health(BaseModel):
     teachable: bool
     """Whether the service accepts requests to learn and undo, with the token."""
     change: ChangeStatus | None
-    """The running change or else the latest one."""
+    """The running change, or else the latest one."""
 
     @classmethod
     def of(cls, service: Service, teachable: bool) -> "Health":
@@ -107,7 +107,7 @@ class Classes(BaseModel):
 
 
 class History(BaseModel):
-    """The changes of the classifier, and the versions that it can go back to."""
+    """The changes of the classifier, and the versions that it can return to."""
 
     version: int
     versions: list[int]

@@ -20,7 +20,7 @@ class Metrics:
         self._lock = threading.Lock()
 
     def request(self, path: str, status: int, seconds: float) -> None:
-        """Count a request. `path` is one of few, not what a client makes up."""
+        """Count a request. `path` must be one of few values, not any text that a client sent."""
         with self._lock:
             self._requests[path, status] += 1
             self._buckets[path][bisect_left(BUCKETS, seconds)] += 1

@@ -1,4 +1,4 @@
-"""`Refusal`: why a request is not accepted."""
+"""`Refusal`: the exception for requests that are not accepted."""
 
 
 class Refusal(Exception):

@@ -21,7 +21,7 @@ SHORTEST_TOKEN = 16
 
 
 def read_token(path: Path) -> str:
-    """The token in a file. Only who knows it may change the classifier."""
+    """The token in a file. Only clients that send it may change the classifier."""
     remedy = f"make one with `openssl rand -hex 16 > {path}`"
     if not path.is_file():
         raise InputError(f"There is no token file {path}: {remedy}.")
@@ -57,7 +57,7 @@ def make_server(service: Service, token: str | None = None) -> uvicorn.Server:
 
 
 def patient_protocol(limits: Limits) -> type[asyncio.Protocol]:
-    """HTTP/1.1 of uvicorn, which by itself waits for the header of a request for ever."""
+    """HTTP/1.1 of uvicorn with a time limit for the header of a request, which uvicorn itself does not have."""
 
     class PatientProtocol(H11Protocol):
         _hurry: asyncio.TimerHandle | None = None

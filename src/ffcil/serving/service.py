@@ -25,9 +25,9 @@ from ffcil.serving.snapshot import Snapshot, stamp_of
 from ffcil.serving.uploads import Upload, class_name, decode
 
 MOST_GUESSES = 10
-"""Most classes of an answer."""
+"""Largest number of classes in an answer."""
 POLL = 1.0
-"""Seconds between two looks for a version that another process has made."""
+"""Seconds between two checks for a version that another process has made."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Told:
 
 
 class Service:
-    """Answers come from one version until the next one is loaded. One change is made at a time."""
+    """One version answers until the next one is loaded. Only one change is made at a time."""
 
     def __init__(
         self,
@@ -54,13 +54,13 @@ class Service:
         self.change: Change | None = None
         """The running change or else the latest one."""
         self.problem: str | None = None
-        """Why the current version in the folder cannot be loaded; the one before it then goes on answering."""
+        """Why the current version in the folder cannot be loaded. The one before it then continues to answer."""
         self._device, self._false_alarms = device, false_alarms
         self.snapshot = self._load()
         self._process = LearningProcess(folder, device, imports)
         self._batcher = Batcher(self._answer, self.limits.waiting)
         self._decoders = ThreadPoolExecutor(max(2, os.cpu_count() or 1), "decoding")
-        self._loader = ThreadPoolExecutor(1, "loading")  # always the same thread, so that its memory is used again
+        self._loader = ThreadPoolExecutor(1, "loading")  # always the same thread, so that its memory is reused
         self._tasks: set[asyncio.Task[None]] = set()
         self._loading = asyncio.Lock()
 
@@ -114,7 +114,7 @@ class Service:
         return change
 
     def undo(self, to: int | None) -> Change:
-        """Begin to go back to an earlier version."""
+        """Begin to return to an earlier version."""
         self.check_idle()
         versions, now = Versions(self.folder), self.snapshot
         try:
@@ -156,7 +156,7 @@ class Service:
             change.end("done", "These images were learned before." if change.kind == "learn" else "", before)
 
     async def _follow(self) -> None:
-        """Load the current version if it is another one than that which answers."""
+        """Load the current version in the folder if another version answers."""
         async with self._loading:
             try:
                 if stamp_of(self.folder) != self.snapshot.stamp:
@@ -170,10 +170,10 @@ class Service:
                 self.problem = problem
 
     def _without_folder(self, error: Exception) -> str:
-        """A message for clients, who see no folder of this machine."""
+        """A message for clients, without the path of the folder on this machine."""
         return str(error).replace(str(self.folder), self.folder.name)
 
-    # --- life -----------------------------------------------------------------------------------------------------
+    # --- start and stop -------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Begin to follow the folder."""

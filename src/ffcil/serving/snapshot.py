@@ -13,12 +13,13 @@ from ffcil.classifier.versions import MODEL, check_model
 from ffcil.serving.unknown import novelty_limit
 
 Stamp = tuple[int, int, int]
-"""What changes if another version becomes the current one."""
+"""Inode, time and size of the current version's file, which change if another version becomes the current one."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A classifier and what is said about it. It never changes; a change of the folder makes another one."""
+    """A classifier with its limit and its history. It never changes: after a change of the folder, another one is
+    made."""
 
     classifier: Classifier
     limit: float | None
@@ -42,7 +43,8 @@ class Snapshot:
         return self.classifier.class_names
 
     def answer(self, images: Sequence[Image.Image], top: int) -> list[Answer]:
-        """Answers without a judgement of novelty, whose limit `Classifier.answer` would compute at every call."""
+        """Answers without a judgement of novelty, for which `Classifier.answer` would compute the limit at every
+        call."""
         return [answer for answer in self.classifier.answer(images, top, None) if answer is not None]
 
     def is_unknown(self, answer: Answer) -> bool | None:

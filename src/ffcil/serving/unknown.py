@@ -1,4 +1,4 @@
-"""Which images a classifier calls unknown."""
+"""The novelty above which a classifier calls an image unknown."""
 
 import math
 

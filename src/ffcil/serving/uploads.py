@@ -1,4 +1,4 @@
-"""Images that clients send. Nothing that they send is trusted: neither names, nor types, nor sizes."""
+"""Images that clients send. Their names, types and sizes are never trusted."""
 
 from dataclasses import dataclass
 from io import BytesIO
@@ -20,7 +20,7 @@ LONGEST_NAME = 100
 
 @dataclass(frozen=True)
 class Upload:
-    """An image as it came."""
+    """An image as it was sent."""
 
     field: str
     """Name of the field of the form; empty if the image was the whole request."""

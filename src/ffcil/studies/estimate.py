@@ -11,7 +11,7 @@ from ffcil.config.settings import RunConfig
 from ffcil.runs.folder import RunFolder, find_folders
 
 ALIKE = ("dataset", "method", "backbone", "image_size", "memory", "train", "options")
-"""Fields that the duration of a run depends on, besides the numbers of classes and steps."""
+"""Fields on which the duration of a run depends, besides its schedule."""
 
 
 def in_words(seconds: float) -> str:
@@ -22,7 +22,7 @@ def in_words(seconds: float) -> str:
 
 
 class RuntimeHistory:
-    """Seconds of the finished runs below some folders, by what their time depends on."""
+    """Durations of the finished runs below some folders, by the fields on which they depend."""
 
     def __init__(self, places: Iterable[Path], on_gpu: bool) -> None:
         self.seconds: dict[str, list[float]] = defaultdict(list)
@@ -31,7 +31,7 @@ class RuntimeHistory:
             try:
                 config = RunConfig.model_validate(files.peek("config.json"))
             except ValidationError:
-                continue  # The run is damaged or of another version.
+                continue  # the run is damaged or of another version
             seconds, device = files.peek("summary.json").get("seconds"), files.peek("environment.json").get("device")
             if seconds is not None and device is not None and device.startswith("CPU") != on_gpu:
                 self.seconds[_kind(config)].append(seconds)
@@ -43,7 +43,8 @@ class RuntimeHistory:
 
 
 def _kind(config: RunConfig) -> str:
+    """Everything that the duration of a run depends on, as a key."""
     fields = config.model_dump(mode="json")
-    size = [fields["arrivals"].get(name) for name in ("classes", "steps", "sizes", "trace")]
-    size.append(config.arrivals.kind == "trickle")  # which has more steps than it says
-    return json.dumps([*(fields[name] for name in ALIKE), size], sort_keys=True)
+    schedule = [fields["arrivals"].get(name) for name in ("classes", "steps", "sizes", "trace")]
+    schedule.append(config.arrivals.kind == "trickle")  # it has more steps than its field `steps`
+    return json.dumps([*(fields[name] for name in ALIKE), schedule], sort_keys=True)

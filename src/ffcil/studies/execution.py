@@ -43,9 +43,9 @@ def make_executor(
 
 
 def run_study(plan: Plan, executor: Executor, patience: float | None = None) -> bool:
-    """Execute the queued jobs, print the table and write the report. Return whether every run is complete.
+    """Execute the queued jobs, print the table and write the report. Returns whether every run is finished.
 
-    A run that makes no progress for `patience` seconds is ended and resumed."""
+    A run without progress for `patience` seconds is ended and resumed."""
     start, console = time.perf_counter(), Console()
     console.out(f"{plan.study.title}\n{plan.outline(executor)}", highlight=False)
     failed = execute_jobs(plan, executor, console, patience)
@@ -83,7 +83,7 @@ def run_demo(method: str, seeds: int, out: Path, assignments: Sequence[str], job
 
 
 def execute_jobs(plan: Plan, executor: Executor, console: Console, patience: float | None = None) -> dict[Job, str]:
-    """Execute the queued jobs and show their progress. Return the reasons of those that failed."""
+    """Execute the queued jobs and show their progress. Returns the reasons of those that failed."""
     if isinstance(executor, LocalExecutor):
         _prepare_data(plan.queued)
     write_study(plan.study, plan.out)
@@ -102,8 +102,9 @@ def _prepare_data(jobs: Iterable[Job]) -> None:
 
 
 def _write_report(out: Path, title: str, console: Console) -> list[str]:
-    """Write what `ffcil report` makes of the study's folder. Return a sentence for every run that cannot be read."""
-    from ffcil.report import Contents, terminal_table, write_report  # A dry run draws nothing and is faster without.
+    """Write the report of the study's folder, as `ffcil report` does. Returns a sentence for every run that cannot be
+    read."""
+    from ffcil.report import Contents, terminal_table, write_report  # here, so that a dry run does not import them
     from ffcil.report.read.records import read_runs
     from ffcil.report.render.sensitivity import sensitivity_terminal
 

@@ -17,7 +17,7 @@ from ffcil.studies.study import Study, jobs_of, missing_data
 
 @dataclass(frozen=True)
 class Plan:
-    """A study, the jobs that it resolves to, and the folder that they are written to."""
+    """A study, its jobs, and its folder."""
 
     study: Study
     jobs: Sequence[Job]
@@ -60,8 +60,8 @@ def print_plan(plan: Plan, executor: Executor) -> None:
 
 
 def _table(plan: Plan, estimates: Mapping[Job, float | None]) -> list[str]:
-    """Lines of a table, with the estimated time of each run. A study may have thousands of runs, for which rich would
-    take seconds."""
+    """Lines of a table with the state and the estimated time of each run. It is not made by rich, which takes seconds
+    for thousands of runs."""
     rows = [("run", "folder", "state", "time")]
     for job in plan.jobs:
         state, seconds = read_state(job.folder), estimates[job]
@@ -74,7 +74,7 @@ def _table(plan: Plan, estimates: Mapping[Job, float | None]) -> list[str]:
 
 
 def _time_needed(plan: Plan, estimates: Mapping[Job, float | None], executor: Executor) -> list[str]:
-    """Sentences on the time that the queued runs need, and on those whose time is not known."""
+    """Sentences on the time that the queued runs need, and on runs whose time cannot be estimated."""
     queued = {job: estimates[job] for job in plan.queued}
     unknown = [f"{job.config.method} on {job.recipe}" for job, seconds in queued.items() if seconds is None]
     left = sum(max(0.0, seconds - read_state(job.folder).seconds) for job, seconds in queued.items() if seconds)

@@ -41,7 +41,7 @@ SAME_CHOICE = {
     "memory.per_class": "memory.budget",
     "robust": "framework",
 }
-"""Fields that cannot be set independently: each is compared with others under the name on the right."""
+"""Fields that set the same thing as another field, whose name is on the right."""
 Fields = dict[str, Any]
 
 
@@ -71,8 +71,8 @@ class Group(Settings):
 class Study(Settings):
     """A grid of runs.
 
-    A seed s sets class_seed = arrival_seed = train_seed = s, so the settings of a seed share the class permutation, the
-    spectrum and its order. A setting that names one of these fields has its own value of it.
+    A seed s sets class_seed = arrival_seed = train_seed = s, so all settings of a seed share the class permutation, the
+    spectrum and its order. A setting that sets one of these fields keeps its own value.
     """
 
     title: str
@@ -113,7 +113,7 @@ def load_study(name: str) -> Study:
     else:
         raise unknown("study", name, study_names())
     content = read_yaml(f"Study {name!r}", text)
-    content.pop("shared", None)  # Holds YAML anchors.
+    content.pop("shared", None)  # it only has YAML anchors
     check_names(content, Study)
     groups = content.get("groups")
     for group in groups if isinstance(groups, list) else ():
@@ -149,10 +149,16 @@ def narrow(
 ) -> Study:
     """Apply the options of the command line to a study.
 
-    `datasets` names recipes: groups keep only these, and a recipe that no group has replaces those of every group.
-    Groups keep only the `methods`; a method that no group has joins the groups of its kind (with or without a
-    pre-trained backbone), or every group if none is of its kind. Groups keep only the `settings`. `called` is the
-    study's name in error messages.
+    Args:
+        datasets: Recipes that groups keep. A recipe that no group has replaces those of every group.
+        methods: Methods that groups keep. A method that no group has joins the groups of its kind (with or without a
+            pre-trained backbone), or every group if none is of its kind.
+        settings: Names of the settings that groups keep.
+        seeds: Seeds; empty for those of the study.
+        assignments: Assignments of `--set`.
+        data: Data sets as `RECIPE=PATH` or `PATH`.
+        imports: Python files that register methods, in addition to those of the study.
+        called: What error messages call the study.
     """
     groups = _keep(study, study.groups, "methods", methods, lambda method, group: _joins(study, method, group))
     groups = _keep(study, groups, "recipes", [_recipe(name) for name in datasets], lambda recipe, group: True)
@@ -181,7 +187,8 @@ def _recipe_and_path(entry: str, recipes: Collection[str]) -> tuple[str, str]:
 def _keep(
     study: Study, groups: tuple[Group, ...], field: str, names: Sequence[str], joins: Callable[[str, Group], bool]
 ) -> tuple[Group, ...]:
-    """Groups that have only `names` in a field; a name that the study lacks is added where `joins` allows it."""
+    """Groups with only `names` in a field. A name that no group has is added to the groups for which `joins` is
+    true."""
     if not names:
         return groups
     known = {name for group in study.groups for name in getattr(group, field)}
@@ -194,7 +201,7 @@ def _keep(
 
 
 def _with_settings(study: Study, groups: tuple[Group, ...], names: Sequence[str]) -> tuple[Group, ...]:
-    """Groups that have only the settings `names`, each of which some group of the study has."""
+    """Groups with only the settings `names`. A name that no group of the study has is an error."""
     known = {name for group in study.groups for name in group.settings}
     for name in names:
         if name not in known:
@@ -206,13 +213,14 @@ def _with_settings(study: Study, groups: tuple[Group, ...], names: Sequence[str]
 
 
 def _joins(study: Study, method: str, group: Group) -> bool:
-    """Whether a new method belongs in a group: both are of one kind, or no group is of the method's kind."""
+    """Whether a new method joins a group: the group is of the method's kind, or no group is."""
     kind = find_method(method).pretrained
     kinds = {find_method(name).pretrained for other in study.groups for name in other.methods}
     return kind == find_method(group.methods[0]).pretrained or kind not in kinds
 
 
 def _dotted_names(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Names of nested fields, as in `--set`."""
     for key, value in fields.items():
         if isinstance(value, Mapping) and value:
             yield from _dotted_names(value, f"{prefix}{key}.")
@@ -221,7 +229,7 @@ def _dotted_names(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _field_of_study(study: Study, field: str) -> str | None:
-    """The field that the study itself sets and that setting `field` would change, if there is one."""
+    """The field that the study itself sets and that `field` would change; None if there is none."""
     own = {"method", *SEEDS}
     for group in study.groups:
         own |= {*group.vary, *(name for fields in group.settings.values() for name in _dotted_names(fields))}
@@ -249,11 +257,13 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Name made of all words, whether they vary or not, so that a study that grows finds its earlier runs."""
+        """Name of the run's folder. It has all words, whether they vary or not, so that a study that is extended finds
+        its earlier runs."""
         return re.sub(r"[^A-Za-z0-9.+-]+", "_", "-".join(self.words))
 
     def config(self, known: dict[str, RunConfig]) -> RunConfig:
-        """The configuration of the run. Of runs that differ only in the seed, one is resolved and kept in `known`."""
+        """The configuration of the run. Runs that differ only in the seed are resolved once: `known` keeps the
+        results."""
         overrides = (*self.fields, *(_nested(field, value) for field, value in self.varied), {"method": self.method})
         key = json.dumps([self.recipe, *overrides], sort_keys=True, default=str)
         if key not in known:
@@ -266,6 +276,7 @@ class Cell:
 
 
 def _nested(field: str, value: Any) -> Any:
+    """A nested mapping that sets the field with this dotted name."""
     for name in reversed(field.split(".")):
         value = {name: value}
     return value
@@ -288,7 +299,7 @@ def jobs_of(study: Study, out: Path, *, device: str | None = None, logs: Sequenc
     known: dict[str, RunConfig] = {}
     for cell in cells(study):
         config = cell.config(known)
-        check_drawn(config.dataset, cell.data)  # the run would refuse it, after others have trained for hours
+        check_drawn(config.dataset, cell.data)  # now, and not after other runs have trained for hours
         run_id = identity(config, cell.data)
         folder = out / "runs" / f"{cell.name}-{run_id}"
         job = Job(run_id, config, folder, cell.recipe, cell.data, device, study.imports, tuple(logs))
@@ -332,7 +343,7 @@ def _includes(path: Path, study: Study) -> bool:
     """Whether the study in a file has every run of `study`."""
     try:
         existing = load_study(str(path))
-    except InputError:  # The file is damaged or of another version, and is overwritten.
+    except InputError:  # the file is damaged or of another version, and will be overwritten
         return False
     known = list(cells(existing))
     return {*study.imports} <= {*existing.imports} and all(cell in known for cell in cells(study))

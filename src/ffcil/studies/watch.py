@@ -20,12 +20,13 @@ from ffcil.studies.executors.job import Job
 
 
 class StudyProgress(ExitStack):
-    """Progress of a study's jobs. It is a context manager that lasts from before the first job to after the last."""
+    """Progress of a study's jobs. It is a context manager, which is entered before the first job and left after the
+    last."""
 
     interval = 1.0
     """Seconds between two updates."""
     rest_interval = 10.0
-    """Seconds between two readings of jobs that do not run here. A study may have thousands of them."""
+    """Seconds between two readings of jobs that do not run here, of which a study may have thousands."""
 
     def __init__(self, console: Console, jobs: Sequence[Job]) -> None:
         super().__init__()
@@ -49,7 +50,8 @@ class StudyProgress(ExitStack):
         self.console.out(printable(text), highlight=False)
 
     def update(self, running: Collection[Job]) -> None:
-        """Read the state of running jobs, and of all now and then, and show it, unless that was done a moment ago."""
+        """Read and show the state of running jobs and, at longer intervals, of all jobs. Nothing happens if that was
+        done less than `interval` ago."""
         if running and time.monotonic() - self.updated < self.interval:
             return
         self.updated = time.monotonic()
@@ -123,7 +125,7 @@ class StudyProgress(ExitStack):
         return "interrupted" if state.records else "queued"
 
     def _time_left(self) -> str:
-        """Time left of the whole study; jobs that have not started count as the mean of the others."""
+        """Estimated time left of the whole study. Jobs that have not started count as the mean of the others."""
         known = [total for total, _ in self.times.values() if total]
         if not known or all(state.done for state in self.states.values()):
             return ""

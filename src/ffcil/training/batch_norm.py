@@ -1,4 +1,4 @@
-"""Batch norm over the samples of all processes of a training."""
+"""Batch norm over the samples of all processes that share a training."""
 
 from typing import cast
 
@@ -9,9 +9,9 @@ from ffcil.training.parallel import Parallel
 
 
 class SynchronisedBatchNorm(nn.BatchNorm2d):
-    """Batch norm whose statistics are those of the whole batch, of which every process has an equal part.
+    """Batch norm with the statistics of the whole batch, of which every process has an equal part.
 
-    torch's own `SyncBatchNorm` needs a GPU; this one is the same code on every device. The state is that of
+    `SyncBatchNorm` of torch needs a GPU; this class is the same code on every device. It has the state of
     `BatchNorm2d`.
     """
 
@@ -22,8 +22,8 @@ class SynchronisedBatchNorm(nn.BatchNorm2d):
         if not self.training:
             return super().forward(input)
         values = input.float()
-        of_part = torch.stack(torch.var_mean(values, dim=(0, 2, 3), correction=0))  # [2, C]
-        variances, means = self.parallel.gather(of_part.unsqueeze(0)).unbind(1)  # [processes, C] each
+        own = torch.stack(torch.var_mean(values, dim=(0, 2, 3), correction=0))  # of this process's part, [2, C]
+        variances, means = self.parallel.gather(own.unsqueeze(0)).unbind(1)  # [processes, C] each
         mean = means.mean(dim=0)
         variance = variances.mean(dim=0) + (means - mean).square().mean(dim=0)
         self._remember(mean.detach(), variance.detach(), values.numel() // len(mean) * self.parallel.size)

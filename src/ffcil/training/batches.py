@@ -1,7 +1,7 @@
 """Sources of training batches: augmented images of a store, and stored or drawn features.
 
-All random choices of an epoch (the order, the crops) are made before it, by a generator whose seed depends on the seed
-of the fit and the epoch only. So a run can resume at any epoch without saved generator states, and the choices are the
+All random choices of an epoch (order, crops, flips) are made before it, by a generator whose seed depends only on the
+seed of the fit and the epoch. So a run can resume at any epoch without saved generator states, and the choices are the
 same with and without a captured graph, on a CPU and on a GPU.
 """
 
@@ -23,18 +23,17 @@ class Batches(Protocol):
     """The batches of one epoch after another."""
 
     count: int
-    """Number of batches of an epoch."""
+    """Number of batches in an epoch."""
     samples: int
-    """Number of samples of an epoch, of all processes together."""
+    """Number of samples in an epoch, over all processes."""
     same_shape: bool
-    """Whether all batches have the same shape, as a captured graph needs it."""
+    """Whether all batches have the same shape, which a captured graph needs."""
 
     def start_epoch(self, seed: int) -> None:
         """Make the random choices of the next epoch."""
 
     def next(self) -> tuple[Tensor, Tensor]:
-        """Return the inputs and the targets of this process's part of the next batch. It never synchronises with the
-        device."""
+        """Inputs and targets of this process's part of the next batch. It never synchronises with the device."""
 
 
 class Source(Protocol):
@@ -65,9 +64,9 @@ class ImageSource:
 
 
 class _ImageBatches:
-    """The random choices of an epoch as tensors on the device, [batches, views * batch, ...], made before each epoch.
+    """Random choices as tensors on the device, [batches, views * batch, ...], made before each epoch.
 
-    Of several processes, all make the same choices, and each keeps those of its part of every batch.
+    All processes make the same choices, and each of them keeps those of its own part of every batch.
     """
 
     same_shape = True
@@ -89,9 +88,9 @@ class _ImageBatches:
         return order[:, self.part], Draws(*(values[:, self.part] for values in draws))
 
     def _order(self, generator: torch.Generator) -> Tensor:
-        """Shuffle the rows. The last batch is filled up by drawing again, never left short."""
-        have = len(self.rows)
-        shuffles = [torch.randperm(have, generator=generator) for _ in range(math.ceil(self.samples / have))]
+        """Shuffled rows, [batches, batch]. The last batch is filled with rows of another shuffle."""
+        available = len(self.rows)
+        shuffles = [torch.randperm(available, generator=generator) for _ in range(math.ceil(self.samples / available))]
         return self.rows[torch.cat(shuffles)[: self.samples]].view(self.count, -1)
 
     def _augmentations(self, order: Tensor, generator: torch.Generator) -> Draws:
@@ -107,7 +106,7 @@ class _ImageBatches:
         self.position.zero_()
 
     def next(self) -> tuple[Tensor, Tensor]:
-        # the position is a tensor, so that a captured graph moves on by itself
+        # the position is a tensor, so that a replayed graph advances it
         rows = self.order.index_select(0, self.position)[0]
         draws = Draws(*(values.index_select(0, self.position)[0] for values in self.draws))
         self.position += 1
@@ -120,19 +119,19 @@ class FeatureSource:
     """Features that are drawn again before every epoch."""
 
     draw: Callable[[], tuple[Tensor, Tensor]]
-    """Returns the features [N, D] and the targets [N] of an epoch; N is the same in every epoch."""
+    """Function that returns the features [N, D] and the targets [N] of an epoch. N is the same in every epoch."""
     size: int
     """N, the number of features of an epoch."""
     batch: int
-    """Features per batch; the last batch is shorter if N is not a multiple of it."""
+    """Features per batch. The last batch is shorter if N is not a multiple of it."""
     generator: torch.Generator
-    """Shuffles the features; on the device of the features. It is used by `draw`, too."""
+    """Generator that shuffles the features, on their device. `draw` may use it, too."""
 
     def __len__(self) -> int:
         return self.size
 
     def batches(self, device: torch.device, parallel: Parallel = ALONE) -> Batches:
-        """Every process takes whole batches: features are small."""
+        """Every process takes whole batches, because a step on features takes little time."""
         return _FeatureBatches(self, device)
 
 

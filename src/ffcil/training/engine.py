@@ -18,9 +18,9 @@ from ffcil.training.parallel import ALONE, Parallel
 Value = TypeVar("Value")
 
 LANES = 4
-"""Number of side streams."""
+"""Number of side streams per device."""
 WARM_UP_STEPS = 3
-"""Training steps before a capture, in which cuDNN and the allocator settle."""
+"""Number of training steps before a capture, in which cuDNN chooses its algorithms and memory is allocated."""
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,22 @@ class Engine:
 
     device: torch.device
     precision: str
+    """`float32` or `bfloat16`."""
     graph: bool
+    """Whether training steps are captured as CUDA graphs."""
     compile: bool
+    """Whether networks are compiled."""
     parallel: Parallel = ALONE
+    """This process among those that share the training."""
     steps: StepsSoFar = field(default_factory=StepsSoFar)
+    """Optimiser steps so far, on which it depends whether compiling is worth its time."""
 
     @classmethod
     def create(cls, device: str, settings: TrainSettings, parallel: Parallel = ALONE) -> Self:
         """Create an engine for cpu or cuda[:n]. On a CPU, results are bit-equal for a given number of threads.
 
-        Of several processes, each has a GPU of its own, from number n on. They exchange numbers within a training step,
-        so it is neither captured nor compiled.
+        Each of several processes has its own GPU, starting at number n. Their training steps are neither captured nor
+        compiled, because the processes exchange values within a step.
         """
         if not (match := re.fullmatch(r"(cpu)|(cuda)(?::(\d+))?", device)):
             raise InputError(f"Unknown device {device!r}: choose cpu or cuda.")
@@ -65,13 +70,13 @@ class Engine:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type in which convolutions and the like compute."""
+        """Type in which convolutions and matrix products are computed."""
         return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
 
     @property
     def folds(self) -> bool:
-        """Whether batch norms of frozen networks are folded into convolutions. It changes the rounding, so that a CPU,
-        whose results are bit-equal from version to version, does not do it."""
+        """Whether batch norms of frozen networks are folded into convolutions. Folding changes the rounding, so it is
+        not done on a CPU, where results are bit-equal from version to version."""
         return self.compile
 
     def place(self, module: nn.Module) -> None:
@@ -98,27 +103,29 @@ class Engine:
             cudnn.benchmark = before[2]
 
     def seed(self, seed: int) -> None:
-        """Seed dropout and the like. `torch.manual_seed` would also remember the seed, with a traceback, for every kind
-        of device that is not in use. That can take longer than an epoch on stored features."""
+        """Seed dropout and other randomness inside a network.
+
+        `torch.manual_seed` would also store the seed, with a traceback, for every kind of device that is not in use,
+        which can take longer than an epoch on stored features."""
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Compute convolutions and the like in the engine's precision; losses stay in single precision."""
+        """Compute convolutions and matrix products in the engine's precision. Losses stay in single precision."""
         half = self.precision == "bfloat16"
         return torch.autocast(self.device.type, torch.bfloat16) if half else nullcontext()
 
     def captured(self, step: Callable[[], None]) -> Callable[[], None]:
-        """Return `step` as one CUDA graph that is captured after a few calls and then replayed; without CUDA graphs,
-        return `step` itself. A step that is captured reads and writes tensors in place and never synchronises."""
+        """Return `step` as a CUDA graph, which is captured after a few calls and then replayed; without CUDA graphs,
+        return `step` itself. A step that is captured must read and write tensors in place and never synchronise."""
         return _Captured(step, self.device) if self.graph else step
 
     def aside(self, compute: Callable[[], Value], lane: int = 0) -> Callable[[], Value]:
-        """Start `compute`, which must not need gradients, in parallel; the returned function waits for its result.
+        """Start `compute`, which must not need gradients, in parallel. The returned function waits for its result.
 
-        On a GPU it runs on a side stream, also inside a captured graph. Computations in different lanes run in
-        parallel; lane numbers wrap around at `LANES`. On a CPU it runs immediately.
+        On a GPU, `compute` runs on a side stream, also inside a captured graph. Computations in different lanes run in
+        parallel; lane numbers wrap around at `LANES`. On a CPU, `compute` runs immediately.
         """
         if self.device.type != "cuda":
             value = compute()
@@ -144,8 +151,8 @@ def _side_stream(device: torch.device, lane: int) -> torch.cuda.Stream:
 
 @contextmanager
 def evaluating(*modules: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients, and without compiling for batch sizes that only evaluation has."""
-    # a switch of all parts costs as much as a small network takes for an image
+    """Evaluation mode without gradients, and without compilation for batch sizes that only evaluation has."""
+    # only if needed: switching all parts takes as long as a small network takes for an image
     switched = [(module, module.training) for module in modules if any(part.training for part in module.modules())]
     for module, _ in switched:
         module.eval()
@@ -158,7 +165,8 @@ def evaluating(*modules: nn.Module) -> Iterator[None]:
 
 
 class _Captured:
-    """A training step as one CUDA graph. Its first calls run eagerly; the next one is captured and then replayed."""
+    """A training step as a CUDA graph. The first calls run eagerly, the next one is captured, and all later ones replay
+    the graph."""
 
     def __init__(self, step: Callable[[], None], device: torch.device) -> None:
         self.step, self.calls = step, 0

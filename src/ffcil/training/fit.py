@@ -20,7 +20,7 @@ from ffcil.training.progress import FitProgress, Listener
 from ffcil.training.seeds import derive_seed
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""From the inputs of a batch and its targets [B] to a scalar."""
+"""Function from the inputs of a batch and its targets [B] to a scalar."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Optimisation:
 
     epochs: int
     rate: Callable[[int], float]
-    """From an epoch, counted from 0, to its learning rate."""
+    """Function from an epoch, counted from 0, to its learning rate."""
     weight_decay: float = 0.0
     momentum: float = 0.9
     """Momentum of SGD."""
@@ -99,19 +99,19 @@ class Training:
     after_epoch: Callable[[], None] | None = None
     """Called after every epoch, before the epoch is reported; never inside a captured graph."""
     remedy: str = "lower train.*.learning_rate"
-    """What to do if the loss is not finite."""
+    """Remedy in the error message if the loss is not finite."""
     preceding: Loss | None = None
     """A loss on which every batch takes an optimiser step of its own, before the step on `loss`."""
     may_diverge: bool = False
-    """Whether the fit goes on if the loss is not finite, instead of an error."""
+    """Whether the fit continues if the loss is not finite. Otherwise that is an error."""
     network: str = ""
-    """What the code of the network in `loss` depends on, if it is compiled; empty without such a network."""
+    """Everything that the compiled code of the network in `loss` depends on; empty if there is no such network."""
 
 
 def fit(
     training: Training, engine: Engine, progress: FitProgress | None = None, listener: Listener | None = None
 ) -> FitProgress:
-    """Minimise a loss from `progress` on. `listener.epoch_done` may save the progress together with the parameters."""
+    """Minimise a loss, starting from `progress`. `listener.epoch_done` may save the progress and the parameters."""
     progress, listener = progress or FitProgress(), listener or Listener()
     optimisation = training.optimisation
     if progress.epoch >= optimisation.epochs:
@@ -142,9 +142,9 @@ def fit(
         total.add_(descend(training.loss, batch))
 
     step = engine.captured(train_step) if captured else train_step
-    compiled = engine.compile and training.network != ""
-    few = compiled and engine.steps.are_few_with((optimisation.epochs - progress.epoch) * batches.count)
-    network = f"{training.network} {engine.precision}" if compiled and not few else ""
+    compilable = engine.compile and training.network != ""
+    eager = compilable and engine.steps.are_few_with((optimisation.epochs - progress.epoch) * batches.count)
+    network = f"{training.network} {engine.precision}" if compilable and not eager else ""
     begun, start_up, times = progress.epoch, progress.start_up, list[float]()
     for epoch in range(begun, optimisation.epochs):
         start = time.perf_counter()
@@ -152,21 +152,16 @@ def fit(
         batches.start_epoch(derive_seed(training.seed, epoch, "batches"))
         set_rates(optimiser, (group.factor * optimisation.rate(epoch) for group in training.groups))
         total.zero_()
-        with _compiling(engine, eager=few), compiled_once(network if epoch == begun else "", report_wait):
+        # the first epoch compiles
+        with _compiling(engine, eager), compiled_once(network if epoch == begun else "", report_wait):
             for number in range(1, batches.count + 1):
                 step()
                 listener.images_done(number * batches.samples // batches.count, batches.samples)
         progress.loss = total.item() / batches.count  # the only synchronisation of an epoch
-        if not (math.isfinite(progress.loss) or training.may_diverge):
-            raise InputError(f"Training diverged in epoch {epoch + 1} (loss {progress.loss}): {training.remedy}.")
-        if not engine.parallel.agree(progress.loss):
-            raise InputError(
-                "The processes of this training have different losses, because a part of the method's loss does not "
-                "reach `self.reduce` or `self.engine.parallel.gather`: run it on one device."
-            )
+        _check_loss(progress.loss, epoch, training, engine)
         times.append(time.perf_counter() - start)
         progress.add_epoch(batches.samples, times[-1], _momentum(optimiser, parameters))
-        if (captured or compiled) and len(times) > 1:
+        if (captured or compilable) and len(times) > 1:
             progress.start_up = start_up + max(0.0, times[0] - min(times[1:]))
         if training.after_epoch is not None:
             training.after_epoch()
@@ -176,8 +171,19 @@ def fit(
     return progress
 
 
+def _check_loss(loss: float, epoch: int, training: Training, engine: Engine) -> None:
+    """Raise an error if the mean loss of an epoch is not finite, or is not the same in all processes."""
+    if not (math.isfinite(loss) or training.may_diverge):
+        raise InputError(f"Training diverged in epoch {epoch + 1} (loss {loss}): {training.remedy}.")
+    if not engine.parallel.agree(loss):
+        raise InputError(
+            "The processes of this training have different losses, because a part of the method's loss does not "
+            "reach `self.reduce` or `self.engine.parallel.gather`: run it on one device."
+        )
+
+
 def _momentum(optimiser: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    """Return the momentum of every parameter: zeros for parameters that the loss does not reach."""
+    """Momentum of every parameter; zeros for parameters that the loss does not reach."""
     if not optimiser.defaults.get("momentum"):
         return []
     buffers = [optimiser.state[parameter].get("momentum_buffer") for parameter in parameters]
@@ -194,10 +200,10 @@ def _restore_momentum(
 
 @contextmanager
 def _compiling(engine: Engine, eager: bool) -> Iterator[None]:
-    """Compile unless `eager`, and turn a missing or failing compiler into a sentence with the remedy."""
+    """Compile unless `eager`. A missing or failing compiler becomes an error with the remedy."""
     stance = torch.compiler.set_stance("force_eager") if eager else nullcontext()
     try:
-        # all blocks of all networks share one limit; several methods in a process would reach it and go on uncompiled
+        # blocks of all networks share one limit; beyond it, the networks of further methods would not be compiled
         with torch._dynamo.config.patch(recompile_limit=256), stance:
             yield
     except torch._dynamo.exc.TorchDynamoException as error:

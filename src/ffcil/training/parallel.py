@@ -1,8 +1,8 @@
 """`Parallel`: one training in several processes, each of which takes its part of every batch.
 
-Every process computes the loss of the whole batch: it gathers from the others what a reduction needs, such as the
-losses of their samples. Gradients flow back through `gather` to the process that a sample belongs to, so the mean of
-the processes' gradients is the gradient of one process, whatever the reduction.
+Every process computes the loss of the whole batch: it gathers what the reduction needs, such as the losses of all
+samples, from the others. Gradients flow back through `gather` to the process that has the sample. So the mean of the
+gradients over the processes equals the gradient of a single process, for every reduction.
 """
 
 import os
@@ -22,13 +22,13 @@ from torch._C._distributed_c10d import FileStore
 
 Value = TypeVar("Value")
 PATIENCE = timedelta(days=7)
-"""Time that a process waits for the others. They may wait long for an evaluation; the end of a process is noticed by
-the one that started it."""
+"""Largest time that a process waits for the others. An evaluation may take long, and a process that has died is noticed
+by the process that started it."""
 
 
 @dataclass(frozen=True)
 class Parallel:
-    """This process among those of a training. With one process nothing is exchanged."""
+    """This process among those that share a training. With one process, nothing is exchanged."""
 
     rank: int = 0
     """Number of this process, from 0."""
@@ -36,7 +36,7 @@ class Parallel:
     """Number of processes."""
 
     def part(self, samples: int) -> slice:
-        """Places of this process's samples in a batch, whose size is a multiple of the number of processes."""
+        """Positions of this process's samples in a batch, whose size must be a multiple of the number of processes."""
         share = samples // self.size
         return slice(self.rank * share, (self.rank + 1) * share)
 
@@ -48,7 +48,7 @@ class Parallel:
         return gathered
 
     def over_whole_batch(self, reduction: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """The reduction of per-sample losses over the samples of all processes."""
+        """The same reduction of per-sample losses, over the samples of all processes."""
         if self.size == 1:
             return reduction
 
@@ -70,7 +70,7 @@ class Parallel:
             gradient.copy_(mean.view_as(gradient))
 
     def broadcast(self, value: Value) -> Value:
-        """Return the value of process 0, in which tensors are on the CPU."""
+        """The value of process 0. Its tensors must be on the CPU."""
         if self.size == 1:
             return value
         values = [value]
@@ -78,7 +78,7 @@ class Parallel:
         return values[0]
 
     def agree(self, value: float) -> bool:
-        """Whether all processes have about the same value."""
+        """Whether all processes have the same value, up to rounding errors."""
         if self.size == 1:
             return True
         values = [value] * self.size
@@ -87,7 +87,7 @@ class Parallel:
 
 
 ALONE = Parallel()
-"""One process."""
+"""A training in a single process."""
 
 
 class _Gather(torch.autograd.Function):
@@ -99,7 +99,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Tensor:
-        """Add up what the losses of all processes say about the values of this one."""
+        """Sum of the gradients by this process's values, over the losses of all processes."""
         total = gradient.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total)
         return total.chunk(dist.get_world_size())[dist.get_rank()]
@@ -109,8 +109,8 @@ class _Gather(torch.autograd.Function):
 def connected(parallel: Parallel, meeting: Path) -> Iterator[None]:
     """Connect the processes of a training on this machine, which meet in a file that does not exist yet."""
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)  # nothing outside this machine can connect
-    # objects and small numbers on the CPU, everything of a training on its device
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)  # no other machine can connect
+    # gloo exchanges objects and CPU tensors, nccl exchanges tensors on GPUs
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     store = FileStore(str(meeting), parallel.size)
     dist.init_process_group(backend, store=store, rank=parallel.rank, world_size=parallel.size, timeout=PATIENCE)

@@ -19,7 +19,7 @@ class FitProgress:
     seconds: float = 0.0
     """Training time so far."""
     start_up: float = 0.0
-    """Seconds among them that a GPU took before it trained at full speed."""
+    """Part of `seconds` that a GPU took before it trained at full speed."""
     images: int = 0
     """Number of training images processed so far, repetitions included."""
     loss: float = math.nan
@@ -38,7 +38,7 @@ class FitProgress:
 
 
 class Listener:
-    """Receives the progress of a run. This one ignores everything: subclass it and override what you need."""
+    """Receives the progress of a run. This class ignores everything: subclass it and override what you need."""
 
     def warned(self, sentence: str) -> None: ...
     def started(self, folder: str, steps: int, finished: int, epoch: int) -> None: ...

@@ -1,4 +1,4 @@
-"""Parts of methods with an analytic head: their fields, and whose images choose the ridge."""
+"""Parts of methods with an analytic head: their fields, and the step whose images choose the ridge."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -9,8 +9,8 @@ from pydantic import PositiveInt
 from ffcil.methods.parts.adapters import AdapterConfig
 
 SCALE = 20.0
-"""Factor on scores that regress to 0 and 1, for the softmax through which HA is trained. The highest score does not
-depend on it."""
+"""Factor on scores whose regression targets are 0 and 1, for the softmax through which HA is trained. It does not
+change which score is highest."""
 
 
 class AnalyticConfig(AdapterConfig):
@@ -20,8 +20,8 @@ class AnalyticConfig(AdapterConfig):
     """Number of random features."""
     ridge_from: Literal["published", "largest"] = "published"
     """Step whose images choose the ridge lambda. `published`: every step chooses its own (RanPAC), or the first step
-    chooses it (MoAL). `largest`: the step with the most classes so far, for streams of unequal steps, where one or two
-    classes would choose badly for all others."""
+    chooses it (MoAL). `largest`: the step with the most classes so far, for streams of unequal steps, in which a step
+    of one or two classes would choose badly for all others."""
 
 
 def is_largest_step(boundaries: Sequence[int]) -> bool:

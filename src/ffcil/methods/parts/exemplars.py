@@ -12,7 +12,7 @@ from ffcil.errors import InputError
 
 
 def unit(features: Tensor) -> Tensor:
-    """Normalise every row to length one, [N, D]."""
+    """Scale every row to length 1: [N, D] -> [N, D]"""
     return F.normalize(features, dim=1, eps=1e-8)
 
 
@@ -62,7 +62,7 @@ class Exemplars:
     def __init__(self, settings: MemorySettings, features: int, device: torch.device) -> None:
         self.settings, self.device = settings, device
         self.by_class: list[Tensor] = []
-        """Rows of each class, int64, best first: a prefix of them is the best smaller choice."""
+        """Rows of the exemplars of each class, int64, best first: to keep fewer of them, the last ones are dropped."""
         self.means = torch.empty(0, features, device=device)
         """Mean of the normalised exemplar features of each class, normalised again, [classes, D]."""
 
@@ -70,7 +70,7 @@ class Exemplars:
         return sum(map(len, self.by_class))
 
     def rows(self) -> Tensor:
-        """All exemplars, int64."""
+        """Rows of all exemplars, int64."""
         return torch.cat(self.by_class) if self.by_class else torch.empty(0, dtype=torch.int64)
 
     def choose(self, new_rows: Sequence[Tensor], new_features: Sequence[Tensor]) -> None:
@@ -86,7 +86,12 @@ class Exemplars:
             self.by_class.append(rows[herd(features, quota).to(rows.device)])
 
     def update_means(self, rows_by_class: Sequence[Tensor], features_by_class: Sequence[Tensor]) -> None:
-        """Compute all class means from features of candidates, among which the exemplars are."""
+        """Compute all class means.
+
+        Args:
+            rows_by_class: Rows of each class, int64 [N_c]; the exemplars are among them.
+            features_by_class: Features of the same images, [N_c, D].
+        """
         means = []
         for kept, rows, features in zip(self.by_class, rows_by_class, features_by_class, strict=True):
             chosen = torch.isin(rows.to(kept.device), kept).to(features.device)

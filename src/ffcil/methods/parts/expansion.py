@@ -21,7 +21,8 @@ class FrozenExtractors(nn.ModuleList):
         self.engine = engine
 
     def start(self, images: Tensor) -> Callable[[], list[Tensor]]:
-        """Run all extractors in parallel to what follows; the returned function waits for their features, [B, D]."""
+        """Start all extractors in parallel to what follows. The returned function waits for the features of each,
+        [B, D]."""
         running = [self.engine.aside(partial(network, images), lane) for lane, network in enumerate(self.networks())]
         return lambda: [wait() for wait in running]
 
@@ -38,7 +39,7 @@ def apply_frozen(network: nn.Module, engine: Engine, images: Tensor) -> Tensor:
 
 
 class AuxiliaryHead(GrowingLinear):
-    """Tells the new classes apart by the newest extractor alone; all old classes count as one class."""
+    """Classifies the new classes by the newest extractor alone. All old classes count as one class."""
 
     old_classes = 0
 
@@ -51,8 +52,14 @@ class AuxiliaryHead(GrowingLinear):
         return head
 
     def loss(self, features: Tensor, targets: Tensor, prior: Tensor | None = None) -> Tensor:
-        """Cross-entropy of every sample from the last columns of all features: [B]. Under the class-wise mean a sample
-        counts by its own class, although all old classes share one output. The `prior` is that of the head's outputs.
+        """Cross-entropy of every sample, [B].
+
+        A sample of an old class keeps its own class in the class-wise mean, although all old classes share output 0.
+
+        Args:
+            features: Features of all extractors, [B, D * extractors]. Those of the newest one come last.
+            targets: Classes, [B].
+            prior: Prior of the outputs of this head, [1 + new classes].
         """
-        among_new = (targets - self.old_classes + 1).clamp_min(0)
-        return cross_entropy(self(features[:, -self.weight.shape[1] :]), among_new, prior)
+        outputs = (targets - self.old_classes + 1).clamp_min(0)
+        return cross_entropy(self(features[:, -self.weight.shape[1] :]), outputs, prior)

@@ -31,12 +31,12 @@ class FeatureCache:
         networks: Sequence[Network],
         extract: Callable[[Network, Tensor], Tensor],
     ) -> Tensor:
-        """Return the features of the increment's test images, [N, D of all networks], in the order of `test_rows`.
+        """Features of the increment's test images, [N, D of all networks], in the order of `test_rows`.
 
         Args:
             boundaries: Number of classes seen after each of the learner's steps so far.
             networks: The networks; those of earlier calls come first.
-            extract: From a network and rows of the test images to features.
+            extract: Function from a network and rows of the test images to features.
         """
         if increment.seen_now not in boundaries:  # the learner did not follow this stream: nothing can be cached
             return torch.cat([extract(network, increment.test_rows) for network in networks], dim=1)
@@ -54,7 +54,7 @@ class FeatureCache:
 
 
 def _groups(increment: Increment, boundaries: Sequence[int]) -> list[Tensor]:
-    """Return the test rows of the classes of each step."""
+    """Test rows of the classes of each step."""
     labels = increment.test.labels[increment.test_rows]
     step = torch.bucketize(labels, torch.tensor(boundaries, device=labels.device), right=True)
     sizes = torch.bincount(step, minlength=len(boundaries)).tolist()

@@ -1,4 +1,4 @@
-"""`FixedPrototypes`: class means that stay where they are while a network is trained towards them."""
+"""`FixedPrototypes`: class means that do not change while a network is trained towards them."""
 
 from typing import NamedTuple, Self
 
@@ -12,16 +12,16 @@ SCALE = 16.0
 
 
 class FixedPrototypes(NamedTuple):
-    """Class means of features that are centred and have variance 1 within classes.
+    """Class means of standardised features: centred, and with variance 1 within classes.
 
-    Nothing moves the goal during the training, so that features of classes without images move little."""
+    Because the prototypes are fixed, training changes the features of classes without images only a little."""
 
     centre: Tensor
-    """[D]"""
+    """Mean of the class means before standardisation, [D]."""
     deviations: Tensor
-    """[D]"""
+    """Standard deviations within classes before standardisation, [D]."""
     means: Tensor
-    """[C, D]"""
+    """Class means of the standardised features, [C, D]."""
 
     @classmethod
     def of(cls, sums: ClassSums) -> Self:

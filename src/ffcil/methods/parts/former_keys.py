@@ -12,11 +12,11 @@ FORMER_KEYS = {
     "adapters.": "steps.newest.",
     "kept.": "steps.kept.",
 }
-"""Beginnings of keys in states of earlier versions, and their present form."""
+"""Prefixes of keys in states of earlier versions, with their present form."""
 
 
 def present_key(key: str, known: Mapping[str, Any]) -> str:
-    """Translate a key of a state of an earlier version."""
+    """The present form of a key of a state, which may be of an earlier version. `known` has all present keys."""
     if key in known:
         return key
     renamed = (new + key.removeprefix(old) for old, new in FORMER_KEYS.items() if key.startswith(old))

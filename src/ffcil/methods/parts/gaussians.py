@@ -56,7 +56,7 @@ class HeadTraining:
 
     @classmethod
     def create(cls, settings: LearnerSettings, config: GaussianHeadConfig, period: int) -> Self:
-        """`period`: Number of epochs in which the cosine schedule falls to zero; after them it rises again."""
+        """`period` is the number of epochs in which the cosine schedule falls to zero, after which it rises again."""
         rate = partial(cosine_rate, config.head_learning_rate, period)
         optimisation = Optimisation(config.head_epochs, rate, settings.train.later.weight_decay)
         draws = config.head_draws or 5 * settings.train.batch

@@ -18,21 +18,22 @@ from ffcil.training.engine import Engine
 from ffcil.training.fit import Optimisation, ParameterGroup, Training, fit
 
 HELD_OUT = 10
-"""One in so many features of a step is held out by the guard."""
+"""The guard holds out one in this number of a step's features."""
 Features = tuple[Tensor, Tensor]
 """Features [N, D] and their classes [N]."""
 
 
 @dataclass(frozen=True)
 class AlignmentTraining:
-    """Trains HA on the features of a step and on surrogates of earlier classes."""
+    """Trains HA on the features of a step and on surrogates of earlier classes, paper eq. (16)."""
 
     settings: HaSettings
     classify: Callable[[Tensor], Tensor]
-    """From aligned features to scores of all classes seen."""
+    """Function from aligned features [B, D] to scores of all classes seen, [B, C]."""
     reduce: Reduction
     engine: Engine
     may_diverge: bool = False
+    """Whether training continues if the loss is not finite."""
 
     def train(
         self,
@@ -47,8 +48,8 @@ class AlignmentTraining:
         Args:
             features: Features of the step, [N, D].
             targets: Their classes, [N].
-            known: Statistics of the classes, and the number of earlier classes, of which surrogates are drawn.
-            generator: Draws and shuffles.
+            known: Statistics of all classes, and the number of earlier classes, from which surrogates are drawn.
+            generator: Draws the surrogates and shuffles.
 
         Returns:
             Notes of a record: the loss of the last epoch and, with the guard, whether the training was kept.
@@ -57,21 +58,21 @@ class AlignmentTraining:
             return {"ha_loss": finite_or_none(self._fit(alignment, (features, targets), known, generator))}
         order = torch.randperm(len(targets), generator=generator, device=targets.device)
         held, rest = order[::HELD_OUT], order
-        if len(order) > 1:
+        if len(order) > 1:  # a single feature is both held out and trained on
             rest = order[torch.arange(len(order), device=order.device) % HELD_OUT != 0]
         drawn, drawn_classes = draw_surrogates(*known, self.settings.surrogates, generator)
         unseen = torch.cat([features[held], drawn]), torch.cat([targets[held], drawn_classes])
         before = copy.deepcopy(alignment.state_dict())
-        worse = self._error(alignment, unseen)
+        error_before = self._error(alignment, unseen)
         loss = self._fit(alignment, (features[rest], targets[rest]), known, generator)
-        kept = self._error(alignment, unseen) < worse
+        kept = self._error(alignment, unseen) < error_before
         if not kept:
             alignment.load_state_dict(before)
         return {"ha_loss": finite_or_none(loss), "ha_kept": kept}
 
     @torch.no_grad()
     def _error(self, alignment: HeadAgnosticAlignment, unseen: Features) -> float:
-        """Share of misclassified features, the mean over classes: new and earlier classes count alike."""
+        """Error rate, averaged over classes, so that every class has the same weight."""
         features, targets = unseen
         wrong = (self.classify(alignment(features)).argmax(dim=1) != targets).double()
         classes, position = targets.unique(return_inverse=True)
@@ -85,13 +86,14 @@ class AlignmentTraining:
         known: tuple[ClassStatistics, int],
         generator: torch.Generator,
     ) -> float:
-        """Train on a step's own features and surrogates that are drawn for every epoch; return its last loss."""
+        """Train on a step's own features and on surrogates, which are drawn again for every epoch. Returns the loss of
+        the last epoch."""
         settings, (features, targets), (statistics, old) = self.settings, own, known
-        of_identity = {"sum": 1.0, "mean": 1 / features.shape[1], "none": 0.0}[settings.identity]
-        weight, rate = settings.identity_weight * of_identity, settings.learning_rate
+        factor = {"sum": 1.0, "mean": 1 / features.shape[1], "none": 0.0}[settings.identity]
+        identity_weight, rate = settings.identity_weight * factor, settings.learning_rate
 
         def loss(features: Tensor, targets: Tensor) -> Tensor:
-            return alignment_loss(alignment, features, targets, self.classify, weight, self.reduce)
+            return alignment_loss(alignment, features, targets, self.classify, identity_weight, self.reduce)
 
         def draw() -> Features:
             drawn, drawn_classes = draw_surrogates(statistics, old, settings.surrogates, generator)

@@ -1,4 +1,4 @@
-"""`KeptFeatures`: the features of all training images in half precision, instead of the images."""
+"""`KeptFeatures`: the features of all training images in half precision, kept instead of the images."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,19 +8,19 @@ from torch import Tensor
 
 
 def half(features: Tensor) -> Tensor:
-    """Features as they are kept, float16. Values beyond its range become its largest values."""
+    """Convert features to float16. Values outside its range become its largest or smallest value."""
     largest = torch.finfo(torch.float16).max
     return features.clamp(-largest, largest).half()
 
 
 class KeptFeatures:
-    """Features with their classes and the digests of their images. Their order means nothing."""
+    """Features, their classes, and the digests of their images. Nothing depends on their order."""
 
     def __init__(self, width: int, device: torch.device) -> None:
         self.features = torch.empty(0, width, dtype=torch.float16, device=device)
-        """[N, D]"""
+        """Features of the images, [N, D]"""
         self.targets = torch.empty(0, dtype=torch.int64, device=device)
-        """Class of each, [N]"""
+        """Class of each image, [N]"""
         self.digests = torch.empty(0, dtype=torch.int64, device=device)
         """Digest of the pixels of each image, [N]"""
 
@@ -28,16 +28,18 @@ class KeptFeatures:
         return len(self.targets)
 
     def first_seen(self, digests: Tensor, targets: Tensor) -> Tensor:
-        """Whether each image is not kept with this class yet and is no copy of an earlier one in the list, bool [N]."""
+        """Whether each image is new, bool [N]: it is not kept with this class yet, and does not occur earlier in the
+        list."""
         keys = _keys(digests, targets)
         _, group = keys.unique(return_inverse=True)
         position = torch.arange(len(keys), device=keys.device)
-        first = torch.full_like(position, len(keys)).scatter_reduce_(0, group, position, "amin")
+        first = torch.full_like(position, len(keys)).scatter_reduce_(0, group, position, "amin")  # of each group
         return (first[group] == position) & ~torch.isin(keys, _keys(self.digests, self.targets))
 
     def find(self, digests: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of these images are kept: their positions in the list, and their rows, [M] each. An image that is kept
-        as several classes is found as one of them."""
+        """Find the images that are kept: their positions in the list `digests`, and their rows here, [M] each.
+
+        An image that is kept with several classes is found once."""
         known, order = self.digests.sort(stable=True)
         place = torch.searchsorted(known, digests).clamp(max=max(len(known) - 1, 0))
         found = torch.isin(digests, known).nonzero().flatten()
@@ -49,7 +51,7 @@ class KeptFeatures:
         self.digests = torch.cat([self.digests, digests])
 
     def replace(self, features: Tensor, targets: Tensor, digests: Tensor) -> None:
-        """Give new features to those of these images that are kept with these classes."""
+        """Replace the features of those images that are kept with the given classes. The others are ignored."""
         known, order = _keys(self.digests, self.targets).sort()
         keys = _keys(digests, targets)
         found = torch.isin(keys, known)
@@ -63,9 +65,9 @@ class KeptFeatures:
         return taken
 
     def sample(self, eligible: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """Features and classes of `size` rows of the mask `eligible`: those with the smallest digests.
+        """Features and classes of at most `size` rows of the mask `eligible`, those with the smallest digests.
 
-        So the sample depends on the set of images and not on the order in which they came."""
+        So the sample depends on the set of images, and not on the order in which they arrived."""
         rows = eligible.nonzero().flatten()
         order = torch.argsort(self.targets[rows], stable=True)
         order = order[torch.argsort(self.digests[rows][order], stable=True)]
@@ -81,5 +83,6 @@ class KeptFeatures:
 
 
 def _keys(digests: Tensor, targets: Tensor) -> Tensor:
-    """One number for an image and its class. The factor spreads classes over all bits; overflow wraps around."""
+    """One number for each pair of an image and a class, int64 [N]. The factor spreads classes over all bits; overflow
+    wraps around."""
     return digests + targets * -7046029254386353131

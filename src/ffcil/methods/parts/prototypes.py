@@ -6,7 +6,7 @@ from ffcil.models.class_statistics import ClassMeans
 from ffcil.models.heads import cosine
 
 SCALE = 20.0
-"""Factor on cosines, for the softmax through which HA is trained. The highest score does not depend on it."""
+"""Factor on cosines, for the softmax through which HA is trained. It does not change which score is highest."""
 
 
 class Prototypes(ClassMeans):

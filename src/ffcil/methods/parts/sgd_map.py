@@ -13,24 +13,26 @@ from ffcil.training.fit import Optimisation, ParameterGroup, Training, cosine_ra
 
 EPOCHS = 1000
 OPTIMISATION = Optimisation(EPOCHS, partial(cosine_rate, 0.01, 10), weight_decay=5e-4)
-"""The learning rate falls to zero in ten epochs and rises again in the next ten, a hundred times."""
+"""A cosine schedule, in which the learning rate falls to zero in ten epochs and rises again in the next ten."""
 BATCH = 32
 
 
 def fit_map(old: Tensor, new: Tensor, generator: torch.Generator, engine: Engine) -> nn.Linear:
     """Fit a linear map with bias from old to new features of the same images, [N, D] each, and return it.
 
-    It starts at random, as a layer of torch, and not as the identity. SGD changes it in the directions of the images
-    only: in all others, such as those that tell the classes of other steps apart, the map stays random and shrinks.
-    A tenth of the images is held out, and the map of the epoch with the smallest error there is kept. A single image is
-    both fitted and held out; the released code stops there.
+    The map starts with the random initialisation of a linear layer of torch, not as the identity. SGD changes it only
+    in the directions that these images span. In all others, such as those in which classes of other steps differ, the
+    map stays random, and weight decay shrinks it. A tenth of the images is held out, and the map of the epoch with the
+    smallest error on them is kept. A single image is both fitted and held out; the released code stops with an error
+    there.
     """
-    rows = torch.randperm(len(old), generator=generator, device=old.device)
-    old, new, fitted = old[rows], new[rows], max(1, int(0.9 * len(rows)))
-    held_out = slice(fitted, None) if fitted < len(rows) else slice(None)
+    order = torch.randperm(len(old), generator=generator, device=old.device)
+    old, new, fitted = old[order], new[order], max(1, int(0.9 * len(order)))
+    held_out = slice(fitted, None) if fitted < len(order) else slice(None)
     linear = nn.Linear(old.shape[1], new.shape[1]).to(old.device)
+    bound = old.shape[1] ** -0.5
     for parameter in linear.parameters():
-        nn.init.uniform_(parameter, -(old.shape[1] ** -0.5), old.shape[1] ** -0.5, generator=generator)
+        nn.init.uniform_(parameter, -bound, bound, generator=generator)
     best, smallest = copy.deepcopy(linear), torch.inf
 
     @torch.no_grad()

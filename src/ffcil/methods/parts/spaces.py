@@ -1,4 +1,4 @@
-"""Feature spaces of a pre-trained network that only some steps tune: their classes, and features that wait for one."""
+"""Feature spaces of a pre-trained network that only some steps tune: the classes of each, and waiting features."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -9,33 +9,35 @@ from torch import Tensor
 
 
 def tuning_steps(boundaries: Sequence[int], enough: int, share: float = 0.0) -> list[bool]:
-    """Whether each step tunes the network: whether it has enough classes.
+    """Whether each step tunes the network, because it has enough new classes.
 
     Args:
         boundaries: Number of classes seen after each step.
-        enough: Fewest classes.
-        share: Fewest classes as a share of those seen before the step.
+        enough: Smallest number of new classes.
+        share: Smallest number of new classes, as a share of those seen before the step.
     """
     return [last - first >= max(enough, _share_of(first, share)) for first, last in pairwise([0, *boundaries])]
 
 
 def gathering_steps(boundaries: Sequence[int], enough: int = 1, growth: float = 0.0) -> list[bool]:
-    """Whether each step trains the network: whether enough classes have come since the last step that did.
+    """Whether each step trains the network, because enough classes have arrived since the last step that did.
 
     Args:
         boundaries: Number of classes seen after each step.
-        enough: Fewest classes.
-        growth: Fewest classes as a share of those seen at that last step.
+        enough: Smallest number of classes since then.
+        growth: Smallest number of classes since then, as a share of those seen at that last step.
     """
-    steps, tuned = [], 0
+    trains: list[bool] = []
+    trained = 0  # classes seen at the last training
     for seen in boundaries:
-        steps.append(seen - tuned >= max(enough, _share_of(tuned, growth)))
-        tuned = seen if steps[-1] else tuned
-    return steps
+        trains.append(seen - trained >= max(enough, _share_of(trained, growth)))
+        if trains[-1]:
+            trained = seen
+    return trains
 
 
 def _share_of(classes: int, share: float) -> float:
-    """A share of a number of classes. Without its rounding error: 0.07 of 100 classes are 7, and not a little more."""
+    """A share of a number of classes, rounded: 7 classes are 0.07 of 100, but 0.07 * 100 is above 7 in float64."""
     return round(share * classes, 9)
 
 
@@ -46,7 +48,7 @@ def space_boundaries(boundaries: Sequence[int], enough: int, share: float = 0.0)
     first space also has the classes that arrived before the network was tuned for the first time.
     """
     spaces: list[int] = []
-    tuned = False
+    tuned = False  # whether an earlier step has tuned the network
     for seen, tunes in zip(boundaries, tuning_steps(boundaries, enough, share), strict=True):
         if not spaces or (tunes and tuned):
             spaces.append(seen)
@@ -68,8 +70,8 @@ def step_of(classes: Tensor, boundaries: Sequence[int]) -> Tensor:
 class WaitingFeatures:
     """Features of all images that arrived before the network was tuned for the first time.
 
-    The tuned network cannot see these images again. So their features wait, and then move as the features of the
-    tuning step's images do. Nothing waits if the first step has enough classes.
+    The tuned network cannot see these images again. So their features are kept, and are then moved as the features of
+    the tuning step's images move. Nothing is kept if the first step has enough classes.
     """
 
     def __init__(self, width: int, device: torch.device) -> None:

@@ -13,12 +13,12 @@ from ffcil.training.engine import Engine
 
 
 class Teacher(nn.Module):
-    """A frozen backbone and head. It has no classes before the second step."""
+    """A frozen copy of backbone and head. It has no classes before the second step."""
 
     head: GrowingLinear
 
     def __init__(self, backbone: Backbone, engine: Engine) -> None:
-        """`backbone` is a frozen copy of the student's; it is overwritten at each step, so that it compiles once."""
+        """`backbone` is a frozen copy of the student's. Each step overwrites its values, so that it compiles once."""
         super().__init__()
         self.backbone = backbone
         self.head = GrowingLinear(backbone.feature_dim).requires_grad_(False)
@@ -29,7 +29,7 @@ class Teacher(nn.Module):
         return self.head.classes
 
     def copy_from(self, backbone: Backbone, head: GrowingLinear) -> None:
-        """Become the student as it is now."""
+        """Copy the student as it is now."""
         self.backbone.load_state_dict(backbone.state_dict())
         self.head = copy.deepcopy(head).requires_grad_(False)
 
@@ -42,14 +42,20 @@ class Teacher(nn.Module):
         return logits
 
     def start(self, images: Tensor) -> Callable[[], Tensor]:
-        """Run the teacher in parallel to what follows; the returned function waits for its logits."""
+        """Start the teacher in parallel to what follows. The returned function waits for its logits."""
         return self.engine.aside(lambda: self(images))
 
     def distillation(self, student: Tensor, logits: Callable[[], Tensor], temperature: float) -> Tensor:
-        """Distillation loss of every sample over the old classes, from the student's logits [B, all classes]: [B]."""
+        """Distillation loss of every sample over the old classes, [B].
+
+        Args:
+            student: Logits of the student, [B, all classes].
+            logits: Function that waits for the logits of the teacher, as `start` returns it.
+        """
         return distillation(student[:, : self.classes], logits(), temperature)
 
     def weigh_by_share(self, classification: Tensor, distilled: Tensor, classes: int) -> Tensor:
-        """Mix two losses [B]: the distillation loss has the share of old classes among all `classes` as its weight."""
+        """Weighted sum of two losses [B]. Distillation has the share of old classes among all `classes` as its
+        weight."""
         old_share = self.classes / classes
         return (1 - old_share) * classification + old_share * distilled

@@ -36,7 +36,7 @@ class Ablation:
 
 
 def ablations(runs: Sequence[RunRecord]) -> list[Ablation]:
-    """Ablations of every group and kind of schedule that has a run with some parts of a framework but not all."""
+    """Ablations of every group and kind of schedule with a run that has some parts of a framework, but not all."""
     return [
         _ablation(group, schedule, selected)
         for group, schedule, selected in groups_by_schedule(runs)

@@ -11,7 +11,7 @@ from ffcil.report.read.records import RunRecord, Seeds, setting_rank, settings_o
 
 Floats = NDArray[np.float64]
 MOST_POINTS = 500
-"""Largest number of points of a line, and of dots of one colour; more cannot be told apart."""
+"""Largest number of points of a line, and of dots of one colour. More cannot be distinguished."""
 MOST_CELLS = 100
 """Largest number of rows and columns of a heat map, and of bars of a schedule."""
 
@@ -22,7 +22,8 @@ def thinned(number: int, most: int = MOST_POINTS) -> list[int]:
 
 
 def bins(steps: int, most: int = MOST_CELLS) -> list[tuple[int, int]]:
-    """First and last number of consecutive steps that are drawn as one, from 1; each alone if there are few steps."""
+    """Numbers of the first and the last of consecutive steps that are drawn as one, counted from 1. If there are few
+    steps, each is drawn alone."""
     return [(int(part[0]) + 1, int(part[-1]) + 1) for part in np.array_split(np.arange(steps), min(steps, most))]
 
 
@@ -69,16 +70,16 @@ def seed_schedules(runs: Sequence[RunRecord]) -> dict[str, dict[str, RunRecord]]
 
 def distinct_schedules(runs: Sequence[RunRecord]) -> dict[str, RunRecord]:
     """All distinct schedules, by names that are short enough for an axis."""
-    different: dict[str, RunRecord] = {}
+    distinct: dict[str, RunRecord] = {}
     for seed, schedules in seed_schedules(runs).items():
         for name, run in schedules.items():
-            if all(other.sizes != run.sizes for other in different.values()):
-                different["equal" if name == "equal" else f"{name}, {seed}"] = run
-    return different
+            if all(other.sizes != run.sizes for other in distinct.values()):
+                distinct["equal" if name == "equal" else f"{name}, {seed}"] = run
+    return distinct
 
 
 def runs_by_seeds(runs: Iterable[RunRecord]) -> list[list[RunRecord]]:
-    """Runs with equal seeds, by setting; the seeds with the most runs come first."""
+    """Runs with equal seeds, sorted by setting. The seeds with the most runs come first."""
     by_seeds: dict[Seeds, list[RunRecord]] = {}
     for run in runs:
         by_seeds.setdefault(run.seeds, []).append(run)
@@ -105,8 +106,8 @@ class ClassPoint:
 def class_points(runs: Sequence[RunRecord], classifier: str, paired: bool = False) -> dict[str, list[ClassPoint]]:
     """Results on every tested class of every run that has the classifier, by setting.
 
-    With `paired`, the accuracy on the same class under equal steps is subtracted, at nearly the same age of the class.
-    Runs without an Equ.T run of the same seeds and class order are then left out, and Equ.T itself.
+    With `paired`, the accuracy on the same class under equal steps is subtracted. The class has nearly the same age
+    there. Runs of Equ.T, and runs without an Equ.T run of the same seeds and class order, are then left out.
     """
     runs = [run for run in runs if classifier in run.tables]
     last = {run: last_class_accuracy(run.tables[classifier]) for run in runs}

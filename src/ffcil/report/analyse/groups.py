@@ -11,11 +11,11 @@ from ffcil.report.read.records import RunRecord, Seeds
 PARTS = {"framework", "reduction", "alignment", "ha.use", "ha.identity"}
 """Fields that determine `Parts`."""
 AMOUNTS = {"ha.surrogates", "centre_weight"}
-"""Fields of which `Parts` only records whether they are above 0."""
+"""Fields of which `Parts` only has whether they are above 0."""
 WITHOUT_EFFECT = {"checkpoint_seconds", "evaluate_batch"}
 """Fields that do not change results."""
 ADDED = {"features": "computed", "train.batch_norm": "synchronised"}
-"""Fields that runs of earlier versions lack, with the value that says what these runs did."""
+"""Fields that runs of earlier versions lack, with the value that describes what these runs did."""
 ELSEWHERE = {"dataset", "method", "arrivals.classes", "arrivals.steps"}
 """Fields that identify a group by themselves."""
 
@@ -53,7 +53,7 @@ class Group:
 
     @property
     def is_uneven(self) -> bool:
-        """Whether step sizes differ by more than one, which they do not in an equal split."""
+        """Whether step sizes differ by more than one. Those of equal steps do not."""
         sizes = {size for run in self.runs for size in run.sizes}
         return max(sizes) - min(sizes) > 1
 
@@ -167,7 +167,7 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def conditions(run: RunRecord) -> dict[str, Any]:
-    """Fields that apply to this run, without seeds and parts."""
+    """Fields of the configuration that have an effect in this run, without seeds and parts of a framework."""
     parts = run.parts
 
     def applies(name: str, value: Any) -> bool:
@@ -184,12 +184,13 @@ def conditions(run: RunRecord) -> dict[str, Any]:
     own = flatten(run.config)
     earlier = {name: value for name, value in ADDED.items() if name not in own}
     fields = {name: value for name, value in (own | earlier).items() if applies(name, value)}
-    # null in the configuration means a constant, which the run stored, because another version may have another one
+    # null in the configuration stands for a constant of the version, so the value that the run stored counts
     flow = run.method_facts["framework"].get("flow", {})
     return fields | {f"flow.{name}": value for name, value in flow.items() if not isinstance(value, bool)}
 
 
 def _split(family: list[RunRecord], title: str, dataset: str) -> list[Group]:
+    """Groups of a family: one for each combination of values of the fields in which its runs differ."""
     with_fields = [(run, conditions(run)) for run in family]
     names = dict.fromkeys(name for _, fields in with_fields for name in fields)
     values = {name: {json.dumps(fields[name]) for _, fields in with_fields if name in fields} for name in names}
@@ -208,7 +209,8 @@ def _split(family: list[RunRecord], title: str, dataset: str) -> list[Group]:
 
 
 def _main(group: Group, groups: list[Group]) -> Group:
-    """Of the groups that differ only in their schedule, that with the most runs; in a tie, the paper's order."""
+    """The group with the most runs among those that differ from `group` only in the schedule; in a tie, the one with
+    the order of the paper."""
 
     def rest(one: Group) -> dict[str, Any]:
         return {name: value for name, value in one.condition.items() if not name.startswith("arrivals.")}
@@ -218,7 +220,8 @@ def _main(group: Group, groups: list[Group]) -> Group:
 
 
 def _without_repeats(runs: list[tuple[RunRecord, dict[str, Any]]]) -> tuple[tuple[RunRecord, ...], tuple[str, ...]]:
-    """Runs and notes on those left out: of runs with equal setting and seeds, the one with the most fields is kept."""
+    """Runs without repetitions, and notes on those left out. Of runs with equal setting and seeds, the one with the
+    most fields is kept."""
     kept: dict[tuple[str, Seeds], RunRecord] = {}
     notes = []
     for run, _ in sorted(runs, key=lambda pair: (-len(pair[1]), str(pair[0].folder))):
@@ -232,10 +235,12 @@ def _without_repeats(runs: list[tuple[RunRecord, dict[str, Any]]]) -> tuple[tupl
 
 
 def _within(fields: dict[str, Any], others: dict[str, Any]) -> bool:
+    """Whether `others` has all of these fields, with the same values."""
     return all(name in others and others[name] == value for name, value in fields.items())
 
 
 def _rank(value: Any) -> tuple[Any, ...]:
+    """Sort key: numbers by size, then texts."""
     if isinstance(value, int | float):
         return (0, value, "")
     return (1, 0, str(value))

@@ -1,4 +1,4 @@
-"""Which runs used the same images. For user data, the name of the data set does not decide this."""
+"""Sets of runs that used the same images. For users' own images, the name of the data set does not determine this."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,12 +6,13 @@ from typing import Any
 from ffcil.report.read.records import RunRecord
 
 ImageSets = dict[RunRecord, int]
+"""Number of the image set of each run, from 1; 0 if there is only one set of that name."""
 
 
 def image_sets(runs: Iterable[RunRecord]) -> ImageSets:
     """Number of the image set of each run; 0 if all runs on data of that name may have used the same images."""
+    # image sets by the name of the data, each with the runs that describe it in different ways
     sets: dict[str, list[list[RunRecord]]] = {}
-    """Image sets by name, each with the runs that describe it in different ways."""
     found = {}
     for run in runs:
         known_sets = sets.setdefault(run.dataset, [])
@@ -42,8 +43,8 @@ def _label(name: str, sets: list[tuple[str, int]], own: tuple[str, int]) -> str:
 def may_share_images(run: RunRecord, other: RunRecord) -> bool:
     """Whether the recorded image data of two runs are compatible.
 
-    Seeds change the order of the classes, and also their choice if not all classes arrive. Then only the classes that
-    both runs have can be compared. The sample of pixels can only be compared if the class order is the same. Files or
+    Seeds change the order of the classes and, if not all classes arrive, also their choice. Then only the classes of
+    both runs can be compared. The sample of pixels can only be compared if the class order is the same. Files or
     folders of different names have the same images only if all of their classes are the same.
     """
     own, others = run.data, other.data

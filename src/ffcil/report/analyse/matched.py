@@ -25,14 +25,14 @@ class Matched(MethodResult):
     difference: Change
     """Matched differences, one for each run of Equ.T."""
     average: Change
-    """Differences of the average accuracy between the same runs, which the boundaries of the steps distort."""
+    """Differences of the average accuracy between the same runs. The boundaries of the steps distort them."""
 
 
 def partners(runs: Sequence[RunRecord]) -> Partners:
-    """The run of Equ.T for each finished run whose steps are not equal, where there is one.
+    """The run of Equ.T for each finished run with unequal steps, if there is one.
 
     Both have the same images, number of classes, method, class order, training seed and conditions. The arrival seed
-    and the number of steps may differ, because equal steps are not drawn and the differences are matched.
+    may differ, because equal steps are not drawn. So may the number of steps, because the differences are matched.
     """
     runs = [run for run in runs if run.finished]
     images = image_sets(runs)
@@ -57,15 +57,16 @@ def partners(runs: Sequence[RunRecord]) -> Partners:
 
 
 def _distance(run: RunRecord, other: RunRecord) -> tuple[Any, ...]:
-    """Sort key of several partners: the same number of steps, then the same arrival seed, then the name."""
+    """Sort key of several partners: first those with the same number of steps, then those with the same seeds, then by
+    name."""
     return (len(run.sizes) != len(other.sizes), run.seeds != other.seeds, str(other.folder))
 
 
 def matched_of(group: Group, runs: Sequence[RunRecord], classifier: str, equal: Partners) -> dict[str, Matched]:
     """Matched differences of a group's runs by setting.
 
-    Several schedules of one class permutation share a run of Equ.T. Their mean is one difference, so that the interval
-    is one over permutations.
+    Several schedules of one class permutation share a run of Equ.T. Their mean counts as one difference, so that the
+    interval is over permutations.
     """
     found = {}
     for setting in settings_of(runs):

@@ -7,7 +7,7 @@ from ffcil.report.analyse.groups import Group, groups_by_schedule
 from ffcil.report.read.records import RunRecord
 
 TIMES = {"training": ("train", "start_up", "memory"), "testing": ("evaluate",)}
-"""Reported times, each with the phases of a step that it sums."""
+"""Reported times, each with the phases of a step of which it is the sum."""
 
 
 @dataclass(frozen=True)

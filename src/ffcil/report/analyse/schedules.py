@@ -1,4 +1,4 @@
-"""Names of schedules by which several schedules of one class permutation are told apart."""
+"""Names of schedules that distinguish several schedules of one class permutation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from ffcil.report.read.records import RunRecord
 ORDER = ("equal", "half", "jumbled", "ascending", "descending", "trickle")
 """Kinds of schedules in display order; others follow."""
 DETAILS = {"steps": "{} steps", "smallest": "from {}", "largest": "up to {}", "alpha": "alpha {:g}", "seed": "seed {}"}
-"""What schedules of one kind may differ in, in words."""
+"""Fields in which schedules of one kind may differ, with their wording."""
 SIZES_SHOWN = 4
-"""Number of sizes in the name of given sizes."""
+"""Largest number of sizes in the name of given sizes."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ ScheduleNames = dict[RunRecord, ScheduleName]
 def schedule_names(permutations: Sequence[Sequence[RunRecord]]) -> ScheduleNames:
     """Names of the schedules of all runs: `equal`, `jumbled, seed 1`.
 
-    The runs of one permutation have different schedules. A name has a detail only if schedules of that kind differ in
-    it within a permutation, so the schedules of different permutations have the same names if they were drawn alike.
+    The runs of one permutation have different schedules. A name has a detail only if schedules of its kind differ in
+    this detail within a permutation. So schedules of different permutations that were drawn alike have the same name.
     """
     differing: dict[str, set[str]] = {}
     for runs in permutations:

@@ -65,7 +65,7 @@ class Sensitivity:
 
     @property
     def setting(self) -> str:
-        """Setting of these runs under free flow, which has the same colour in other figures."""
+        """Setting of these runs under free flow, from which other figures take their colour."""
         settings = {"none": "FF.org", "paper": "FF.ours", "flow": "FF.flow"}
         return settings.get(self.framework, f"FF with {self.framework}")
 
@@ -114,7 +114,7 @@ class SensitivityTable:
 
     @property
     def schedules(self) -> list[str]:
-        """Schedules of any row; those of the row with the most come first, in display order."""
+        """Schedules of all rows, in display order. Those of the row with the most schedules come first."""
         rows = sorted(self.rows, key=lambda row: -len(row.schedules))
         return list(dict.fromkeys(name for row in rows for name in row.schedules))
 
@@ -160,7 +160,7 @@ class _Kind:
         return [run for runs in self.by_seeds.values() for run in runs]
 
     def permutations(self, classifier: str, names: ScheduleNames) -> tuple[Permutation, ...]:
-        """Permutations with the most schedules; one that lacks a schedule would have a smaller range."""
+        """Permutations with the most schedules. A permutation that lacks a schedule would have a smaller range."""
         found = []
         for (class_seed, train_seed), runs in sorted(self.by_seeds.items()):
             ordered = sorted((run for run in runs if classifier in run.tables), key=lambda run: names[run].rank)
@@ -175,7 +175,7 @@ def _kinds(family: Sequence[RunRecord]) -> list[_Kind]:
     for run in family:
         fields = {name: value for name, value in conditions(run).items() if not name.startswith("arrivals.")}
         if labels := run.arrivals.get("labels"):
-            fields["labels"] = labels  # a trace has a class order of its own
+            fields["labels"] = labels  # a trace has its own class order
         key = json.dumps([run.method, run.parts.name, fields], sort_keys=True)
         kind = kinds.setdefault(key, _Kind(run.method, run.parts.name, fields, {}))
         same = kind.by_seeds.setdefault((run.seeds[0], run.seeds[2]), [])

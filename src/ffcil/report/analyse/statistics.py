@@ -12,10 +12,8 @@ T_INTERVAL = f"{LEVEL:.0%} t interval"
 RESAMPLES = 10_000
 """Number of bootstrap resamples."""
 ENOUGH_PAIRS = 5
-"""Smallest number of pairs that can be called different from 0.
-
-The t interval assumes normal differences, which fewer pairs cannot show.
-"""
+"""Smallest number of pairs whose mean difference can be called different from 0. The t interval assumes normal
+differences, which fewer pairs cannot show."""
 
 Interval = tuple[float, float]
 
@@ -77,7 +75,7 @@ class Change:
 
 def t_interval(differences: Sequence[float]) -> Interval:
     """Interval of the mean according to the paired t test. Its coverage is exact for normal differences."""
-    from scipy import stats  # imported here because it takes long
+    from scipy import stats  # here, because the import takes long
 
     n = len(differences)
     half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1) * np.std(differences, ddof=1) / np.sqrt(n))
@@ -85,15 +83,15 @@ def t_interval(differences: Sequence[float]) -> Interval:
 
 
 def bootstrap_interval(differences: Sequence[float]) -> Interval:
-    """Percentile bootstrap interval of the mean. The seed is fixed: equal differences give equal intervals.
+    """Percentile bootstrap interval of the mean. The seed is fixed, so that equal differences give equal intervals.
 
-    The interval is too narrow for few pairs: with five pairs its coverage is about 85 %, not 95 %.
+    The interval is too narrow for few pairs: with five pairs, its coverage is about 85 %, not 95 %.
     """
     from scipy import stats
 
     values = np.asarray(differences, dtype=np.float64)
     rng = np.random.default_rng(0)
     means = stats.bootstrap((values,), np.mean, n_resamples=RESAMPLES, method="percentile", random_state=rng)
-    # Versions of scipy round its own percentiles differently in the last digit.
+    # computed here, because versions of scipy round percentiles differently in the last digit
     low, high = np.percentile(means.bootstrap_distribution, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
     return float(low), float(high)

@@ -50,7 +50,7 @@ def sweeps(rows: Sequence[Row], field: str) -> list[Sweep]:
 
 
 def _is_value(field: str, value: Any) -> bool:
-    """Whether a value can stand on the axis of a field: that of alpha is logarithmic."""
+    """Whether a value can be on the axis of a field. The axis of alpha is logarithmic."""
     return isinstance(value, int | float) and value > 0 if field == "alpha" else isinstance(value, str)
 
 

@@ -139,7 +139,7 @@ def effects(rows: Sequence[Row]) -> list[Effect]:
 
 
 def direction(metric: Metric, value: float) -> Literal["better", "worse", "same"]:
-    """Whether a change is an improvement, at two decimals. Lower forgetting is better."""
+    """Whether a change, rounded to two decimals, is an improvement. Lower forgetting is better."""
     rounded = round(value, 2) * (-1 if metric == "forgetting" else 1)
     return "better" if rounded > 0 else "worse" if rounded < 0 else "same"
 
@@ -150,13 +150,18 @@ def settings_in(rows: Sequence[Row]) -> list[str]:
 
 
 Values = dict[str, dict[Pairing, dict[Metric, float | None]]]
-"""Metrics by setting and what its runs are paired by."""
+"""Metrics by setting and by `RunRecord.pairing`."""
 
 
 def cells_of(
     runs: Sequence[RunRecord], classifier: str, name: Callable[[RunRecord], str], baseline: Callable[[str], str]
 ) -> Cells:
-    """Results of runs by the name that `name` gives each run, compared with those of the name that `baseline` gives."""
+    """Results of runs by their names, each compared with the results of a baseline.
+
+    Args:
+        name: Function from a run to its name, such as its setting.
+        baseline: Function from a name to that of its baseline; empty for none.
+    """
     values: Values = {}
     for run in runs:
         table = run.tables[classifier]

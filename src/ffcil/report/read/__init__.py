@@ -1,1 +1,1 @@
-"""Records of runs as values."""
+"""Reading: runs as values, and the parts of the frameworks that they used."""

@@ -28,7 +28,7 @@ class Parts:
     cwm: bool
     """Whether losses were reduced by the class-wise mean."""
     alignment: str
-    """`own` (that of the original method), `none`, `wa` or `diwa`."""
+    """`own` (that of the original method), `none`, `wa`, `diwa` or `shrunk`."""
     aligned: bool
     """Whether the head was aligned after training."""
     ha: bool
@@ -42,7 +42,7 @@ class Parts:
     flow: tuple[str, ...] = ()
     """Parts of flow that were on, by the name of their field."""
     method: str = ""
-    """Name of the method, on which it depends whether a part of flow applies."""
+    """Name of the method. It determines which parts of flow apply."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any], method: Mapping[str, Any]) -> Self:
@@ -63,7 +63,7 @@ class Parts:
 
     @property
     def name(self) -> str:
-        """`org` for the original method, `ours` for the paper's framework, `flow`, otherwise the parts: `CWM + WA`."""
+        """`org` for the original method, `ours` for the paper's framework, `flow`, or else the parts: `CWM + WA`."""
         flow = self.flow_names
         parts = ["CWM"] if self.cwm else []
         if not (flow and flow[0].startswith("flow")):  # flow implies no alignment
@@ -83,12 +83,13 @@ class Parts:
 
     @property
     def pretrained(self) -> bool:
-        """Whether a part was on that only pre-trained methods have."""
+        """Whether any part was on that is only for pre-trained methods."""
         return self.ha or any(FLOW_PARTS[name].pretrained for name in self.flow)
 
     @property
     def flow_names(self) -> list[str]:
-        """`flow` if all its parts that apply to this kind of method are on, `flow without ...` if most are."""
+        """`flow` if all parts that apply to the method are on, `flow without ...` if most of them are, or else the
+        names of the parts."""
         if not self.flow:
             return []
         whole = {
@@ -114,7 +115,8 @@ class Parts:
 
     @property
     def rank(self) -> tuple[Any, ...]:
-        """Sort key: the original method first, then fewer parts before more, the paper's framework, parts of flow."""
+        """Sort key: the original method, then combinations of parts, fewer before more, then the paper's framework,
+        then parts of flow."""
         name = self.name
         parts = (self.ha, self.cwm, self.alignment != "own", len(self.flow))
         return (name == "flow", bool(self.flow), name == "ours", name != "org", *parts, name)

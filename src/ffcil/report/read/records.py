@@ -13,10 +13,10 @@ from ffcil.runs.stored import StoredRun
 SETTINGS = ("Equ.T", "FF.org", "FF.ours", "FF.flow", "Equ.flow", "Equ.ours")
 """Settings that have a name, in the order of tables and figures: the paper's three, then ours."""
 WHOLE = ("org", "ours", "flow")
-"""Names of `Parts` that are a whole: the original method, the paper's framework, and flow."""
+"""Names of the original method and of the complete frameworks: the paper's, and flow."""
 
 OWN_IMAGES = {"folder", "parquet", "csv"}
-"""Data sets that are a form of files, not a certain set of images."""
+"""Names of data sets that stand for a form of files, and not for certain images."""
 
 CLASSIFIER_NAMES = {
     "linear": "linear head",
@@ -25,16 +25,18 @@ CLASSIFIER_NAMES = {
     "analytic": "analytic head",
     "ensemble": "ensemble",
 }
-"""Names of classifiers in tables, for runs that did not store them."""
+"""Names of classifiers in tables, for runs of earlier versions, which did not store them."""
 BOUNDS = {"finetune": "lower", "joint": "upper"}
-"""Methods that serve as bounds, for runs that did not store this."""
+"""Methods that serve as bounds, for runs of earlier versions, which did not store this."""
 
 PHASES = ("train", "start_up", "memory", "evaluate")
-"""Phases of a step whose time is recorded. `start_up` is what a GPU takes before it trains at full speed; in runs of
-earlier versions it is in `train`. `memory` is what follows training: alignment, HA, exemplars."""
+"""Phases of a step whose time is recorded. `start_up` is the time before a GPU trains at full speed, which runs of
+earlier versions have in `train`. `memory` is the time after the training, for alignment, HA and exemplars."""
 
 Seeds = tuple[int, int, int]
+"""class_seed, arrival_seed and train_seed."""
 Pairing = tuple[tuple[str | int, ...], int, int]
+"""Class order, arrival_seed and train_seed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +59,7 @@ class RunRecord(StoredRun):
 
     @property
     def method_name(self) -> str:
-        """Name of the method in tables; for an unfinished run the short name."""
+        """Name of the method in tables; for an unfinished run, its short name."""
         return str((self.summary or {}).get("title", self.method))
 
     @property
@@ -68,9 +70,9 @@ class RunRecord(StoredRun):
 
     @property
     def pairing(self) -> Pairing:
-        """Class order, arrival_seed and train_seed. Runs that share all three are compared pair by pair.
+        """Class order, arrival_seed and train_seed. Runs with the same three are compared in pairs.
 
-        The class order is given by the class_seed or, in a trace, by the names of the classes."""
+        The class order is the class_seed or, for a trace, the names of the classes."""
         class_seed, arrival_seed, train_seed = self.seeds
         return (tuple(self.arrivals.get("labels") or (class_seed,)), arrival_seed, train_seed)
 
@@ -125,7 +127,7 @@ class RunRecord(StoredRun):
         return bound
 
     def display_name(self, classifier: str) -> str:
-        """Name of a classifier in tables: that of its method, or for earlier runs a usual one."""
+        """Name of a classifier in tables: the name that the run stored, or else that of `CLASSIFIER_NAMES`."""
         names = self.method_facts.get("display_names", {})
         return str(names.get(classifier) or CLASSIFIER_NAMES.get(classifier, classifier))
 
@@ -146,7 +148,7 @@ def load_run(folder: Path | str) -> RunRecord:
 
 
 def load_runs(folder: Path | str) -> list[RunRecord]:
-    """Read every run at or below a folder, ordered by dataset, method, setting and seeds; a damaged one is an error."""
+    """Read every run at or below a folder, ordered by dataset, method, setting and seeds. A damaged run is an error."""
     runs, damaged = read_runs(folder)
     if damaged:
         raise InputError(damaged[0])

@@ -32,7 +32,7 @@ FORMATS = (".svg", ".png", ".pdf")
 
 
 def plain(text: str) -> str:
-    """A text of a run, in which matplotlib finds no formulas."""
+    """A text with escaped dollar signs, in which matplotlib finds no formulas."""
     return text.replace("$", r"\$")
 
 
@@ -59,7 +59,7 @@ def plot_arrivals(arrivals: Arrivals, path: Path | str) -> Path:
 
 
 def plot_history(changes: Sequence[Mapping[str, Any]], path: Path | str) -> Path:
-    """Draw the history of a classifier: accuracy on left-out images, and images that came, after every change."""
+    """Draw the history of a classifier: after every change, the accuracy on left-out images and the new images."""
     figure = _new_figure([path], (max(5.6, 1.6 + 0.4 * len(changes)), 4.4))
     accuracy, images = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
     numbers = np.arange(1, len(changes) + 1)
@@ -116,7 +116,7 @@ def _draw_curves(axes: Axes, group: Group) -> None:
             seen = [table.seen[k] for k in shown]
             axes.plot(seen, table.curve[shown], color=colour(setting), linewidth=0.8, alpha=0.4)
         label = plain(f"{setting}, {count(len(tables), 'run')}")
-        # Markers show steps; a mean over different schedules has no steps.
+        # markers show steps, which a mean over different schedules does not have
         few = max(len(table.sizes) for table in tables) <= curves.MOST_CELLS
         marker = "o" if few and len({table.seen for table in tables}) == 1 else None
         axes.plot(
@@ -264,7 +264,7 @@ def plot_sensitivities(tables: Sequence[SensitivityTable], *paths: Path | str) -
 
 
 def _named_panels(figure: Figure, names: Sequence[tuple[str, str]]) -> list[Axes]:
-    """Two panels side by side, for bars whose names, of two lines each, stand at the left."""
+    """Two panels side by side, with names of two lines each at the left."""
     panels: list[Axes] = list(figure.subplots(1, 2, sharey=True))
     panels[0].set_yticks(range(len(names)), [plain("\n".join(lines)) for lines in names], fontsize=8)
     panels[0].invert_yaxis()
@@ -328,7 +328,7 @@ def _new_figure(paths: Sequence[Path | str], size: tuple[float, float]) -> Figur
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    # Created without pyplot, which has global state and may open windows.
+    # without pyplot, which has global state and may open windows
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -337,7 +337,7 @@ def _new_figure(paths: Sequence[Path | str], size: tuple[float, float]) -> Figur
 def _save(figure: Figure, paths: Sequence[Path | str]) -> Path:
     for path in map(Path, paths):
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Without a date, equal runs give equal files.
+        # without a date, so that equal runs give equal files
         dated = {".svg": "Date", ".pdf": "CreationDate"}.get(path.suffix.lower())
         figure.savefig(path, dpi=160, metadata={dated: None} if dated else None)
         figure.set_layout_engine("none")  # reuse the computed layout for the other formats

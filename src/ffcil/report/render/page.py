@@ -27,8 +27,8 @@ def write_page(
 ) -> Path:
     """Write the report of these runs as one self-contained HTML file.
 
-    Unfinished runs are listed, but left out of every result. `command` is the command that the page gives for making it
-    again; by default, a report of the folder that holds all of the runs.
+    Unfinished runs are listed, but left out of every result. `command` is the command that the page names for making it
+    again; by default, it is a report of the folder that contains all of the runs.
     """
     path = Path(path)
     contents = runs if isinstance(runs, Contents) else Contents.from_runs(runs)
@@ -41,7 +41,7 @@ def write_page(
 
 
 def _environment() -> Environment:
-    """Templates, which see all names of the modules below. Every value is escaped unless it is `Markup`."""
+    """Templates, which can use all names of the modules below. Every value is escaped unless it is `Markup`."""
     from plotly.offline import get_plotlyjs
 
     loader = PackageLoader("ffcil.report.render")

@@ -24,7 +24,8 @@ COSTS = (
 
 
 def run_entries(runs: Sequence[RunRecord], groups: Sequence[Group]) -> list[tuple[RunRecord, str, list[str]]]:
-    """Every run with its title and the labels that distinguish it: its data set if there are several, its condition."""
+    """Every run with its title and the labels that distinguish it: its data set, if there are several, and its
+    condition."""
     several = len({run.data_name for run in runs} | {group.dataset for group in groups}) > 1
     entries = []
     for run in runs:
@@ -68,8 +69,8 @@ def recorded_command(run: RunRecord) -> str:
 def repeat_command(run: RunRecord) -> str:
     """Command that repeats a run in another folder.
 
-    This is the recorded command with all its options. For a run that was started from Python, it is `ffcil run` with
-    the run's configuration; for a published run, with its file.
+    It is the recorded command with all its options. For a run that was started from Python, it is `ffcil run` with the
+    run's configuration. For a published run, the recipe is its file.
     """
     words = command_words(run)
     if words[:2] != ["ffcil", "run"]:
@@ -86,7 +87,7 @@ def repeat_command(run: RunRecord) -> str:
 
 
 def cost_columns(run: RunRecord) -> str:
-    """Costs of every step in text columns, or of some of many steps, without columns that the records lack."""
+    """Costs of every step in text columns, or of some of very many steps. Columns that the records lack are omitted."""
     records = [run.records[k] for k in thinned(len(run.records), MOST_CELLS)]
     columns = [cost for cost in COSTS if all(record.get(cost[1]) is not None for record in records)]
     lines = [[title for title, _, _ in columns]]

@@ -68,7 +68,8 @@ def _curve_trace(run: RunRecord, classifier: str, width: float) -> Spec:
 
 
 def schedule_spec(schedules: dict[str, RunRecord]) -> Spec:
-    """New classes of every step, for all schedules of one seed. Many steps are drawn as fewer bars of their means."""
+    """New classes of every step, for all schedules of one seed. Very many steps are drawn as fewer bars of their
+    means."""
     traces: list[Spec] = []
     steps: list[int] = []
     for name, run in schedules.items():
@@ -94,7 +95,8 @@ def _steps_text(first: int, last: int) -> str:
 def memory_spec(run: RunRecord, classifier: str) -> Spec:
     """Heat map of the accuracy after each step (rows) on the classes of each earlier step (columns).
 
-    Many steps are drawn as fewer: a column is then that of several consecutive steps, a row that of the last of them.
+    Very many steps are drawn as fewer cells: a column is then for several consecutive steps, a row for the last of
+    them.
     """
     steps = len(run.tables[classifier].sizes)
     table, ends = run.tables[classifier].merged(MOST_CELLS), [last for _, last in bins(steps)]
@@ -124,13 +126,14 @@ def memory_spec(run: RunRecord, classifier: str) -> Spec:
 def class_size_spec(runs: Sequence[RunRecord], classifier: str, paired: bool = False) -> Spec:
     """Accuracy on each class after the last step, against the number of classes that arrived in the same step.
 
-    With `paired`, the accuracy on the same class under equal steps is subtracted, at nearly the same age of the class.
+    With `paired`, the accuracy on the same class under equal steps is subtracted. The class has nearly the same age
+    there.
     """
     traces: list[Spec] = []
     means: list[Spec] = []  # drawn last, on top of the dots
     by_setting = {setting: points for setting, points in class_points(runs, classifier, paired).items() if points}
     for place, (setting, points) in enumerate(by_setting.items()):
-        # Dots are spread a little around the whole number so that they do not hide each other.
+        # dots are spread a little around the whole number, so that they do not hide each other
         aside = (place - (len(by_setting) - 1) / 2) * 0.25
         means.append(_size_means(points, setting, aside, "points relative to equal steps" if paired else "%"))
         points = [points[k] for k in thinned(len(points))]

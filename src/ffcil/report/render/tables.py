@@ -149,7 +149,7 @@ def markdown_table(head: Sequence[str], rule: Sequence[str], lines: Sequence[Seq
 
 
 def _escape(text: str) -> str:
-    """Text without HTML, in which the underscores of symbols are no emphasis."""
+    """Text without HTML, in which the underscores of symbols do not mean emphasis."""
     return text.replace("<", "&lt;").replace("A_T", "A\\_T").replace("A_t", "A\\_t")
 
 

@@ -21,8 +21,9 @@ COLOURS = {"better": "green", "worse": "red", "same": "dim"}
 
 
 def terminal_table(rows: Sequence[Row]) -> RenderableType:
-    """One table per method and classifier, with a line per setting, so that any number of settings fits the terminal;
-    improvements are green, deteriorations red. Only the main point of a sweep is shown.
+    """One table per method and classifier, with a line per setting, so that any number of settings fits the terminal.
+
+    Improvements are green, deteriorations are red. Of a sweep, only the main point is shown.
     """
     from rich.console import Group
 

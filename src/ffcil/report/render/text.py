@@ -25,7 +25,7 @@ DISTORTED = (
     "flow is tested at other numbers of classes than equal steps. The matched difference M compares at equal numbers; "
     "A_T is not affected."
 )
-"""What the average accuracy cannot say."""
+"""Why the average accuracies of different schedules cannot be compared."""
 TOO_FEW = (
     f"With fewer than {ENOUGH_PAIRS} pairs no difference is called real: an interval then rests on differences being "
     "normal, which so few cannot show. More seeds are the only remedy."
@@ -89,7 +89,7 @@ def legend(rows: Sequence[Row]) -> str:
 
 
 def _varied_seeds(group: Group) -> str:
-    """Which of the three seeds vary over the runs of a group, and thus cause its deviations."""
+    """The seeds that vary over the runs of a group and thus cause its deviations, in words."""
     kinds = ("class", "arrival", "training")
     varied = [kind for k, kind in enumerate(kinds) if len({run.seeds[k] for run in group.runs}) > 1]
     if not varied:

@@ -6,11 +6,13 @@ from pathlib import Path
 from ffcil.studies.executors.job import LOG, Job
 
 FILES = (LOG, "progress.json", "records.jsonl")
-"""Files of a run's folder that change while it makes progress: the log at least every ten seconds or every epoch."""
+"""Files of a run's folder that change while the run makes progress. The log has a new line every ten seconds, or after
+an epoch that takes longer."""
 
 
 class Idleness:
-    """Remembers when the files of each job changed. Changes are counted, not times of files, whose clock may differ."""
+    """Remembers when the files of each job were seen to change. It compares the times of files with each other only,
+    because the clock of the file system may differ."""
 
     def __init__(self) -> None:
         self._seen: dict[Job, tuple[tuple[int, ...], float]] = {}

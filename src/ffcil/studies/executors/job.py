@@ -19,8 +19,8 @@ from ffcil.runs.progress import CompositeListener, ConsoleProgress, ProgressFile
 from ffcil.runs.run import Run
 
 LOG = "run.log"
-_TAIL = 4096  # bytes of a log that may contain its last line
-_LONGEST_REASON = 300  # characters
+_TAIL = 4096  # bytes at the end of a log in which its last line is searched
+_LONGEST_REASON = 300  # characters of an error in the output of a study
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,14 +91,14 @@ def attempt(job: Job) -> Outcome:
                     load_methods(file)
             console = ConsoleProgress(Console(file=log, width=200))
             listener = CompositeListener(console, ProgressFile(), *listeners(job.logs, job.config))
-            # One thread each: runs do not compete for cores, and results do not depend on the machine's cores.
+            # one thread per run: runs do not compete for cores, and results do not depend on the number of cores
             Run(job.config, job.folder, data=job.data, device=job.device, threads=1, listener=listener).execute()
         except BusyError as error:
             return Outcome(Ending.BUSY, str(error))
         except InputError as error:
             print(f"ffcil: {error}", file=log)
             return Outcome(Ending.INVALID, str(error))
-        except Exception as error:  # The study continues with other runs, and reports the error in one line.
+        except Exception as error:  # the study continues with other runs and reports the error in one line
             traceback.print_exc(file=log)
             text = "".join(traceback.format_exception_only(error))
             return Outcome(Ending.CRASHED, textwrap.shorten(text, _LONGEST_REASON, placeholder=" ..."))

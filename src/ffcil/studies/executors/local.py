@@ -60,12 +60,12 @@ class LocalExecutor(Executor):
         self.share = on_gpu and self.slots > len(self.devices) and mps_available()
         self.environment: dict[str, str] = {}
         self.load = Counter[str]()
-        # Children are forked from a process that has imported torch and started no thread, so they start fast.
+        # children start fast, because they are forked from a process that has imported torch and has only one thread
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(["ffcil.studies.executors.job", "torch._dynamo"])
 
     def _slots(self, per_gpu: int) -> int:
-        """The requested number of runs at a time, or one per core, or by default `per_gpu` on each GPU."""
+        """Number of runs at a time: as requested, or else one per core, or `per_gpu` on each GPU."""
         if self.devices == ["cpu"]:
             slots = self.jobs or available_cores()
         else:

@@ -16,11 +16,11 @@ from ffcil.studies.executors.job import LOG, Ending, Job, Outcome
 from ffcil.studies.watch import StudyProgress
 
 ATTEMPTS = 2
-"""Number of attempts at a job whose worker crashes."""
+"""Largest number of attempts at a job whose worker crashes."""
 BUSY_SECONDS = 2.0
-"""Seconds until a run that another process executes is checked again."""
+"""Seconds between two checks of a run that another process executes."""
 STALL_SECONDS = 600.0
-"""Seconds without progress after which a run is named."""
+"""Seconds without progress after which a run is reported."""
 CHECK_SECONDS = 5.0
 """Seconds between two checks of the progress."""
 STOP_SECONDS = 30.0
@@ -47,7 +47,7 @@ class Attempt(Protocol):
 
 
 class Executor(ExitStack, ABC):
-    """Starts jobs. It is a context manager that lasts from before the first job to after the last."""
+    """Starts jobs. It is a context manager, which is entered before the first job and left after the last."""
 
     slots: int | None
     """Number of jobs at a time; None if the executor queues jobs itself."""
@@ -69,14 +69,14 @@ def run_jobs(
 ) -> dict[Job, str]:
     """Execute every job that is not done. Return the reasons of those that failed.
 
-    A job whose worker crashes is resumed once. A job that another process executes is waited for, and resumed here if
-    that process crashes. A job that makes no progress for `patience` seconds is ended, which counts as a crash; without
-    `patience`, it is only named. Ctrl-C stops the workers, and is raised again when they have stopped.
+    A job whose worker crashes is resumed once. A job that another process executes is waited for, and is resumed here
+    if that process crashes. A job without progress for `patience` seconds is ended, which counts as a crash; without
+    `patience`, it is only reported. Ctrl-C stops the workers, and is raised again when they have stopped.
     """
-    waiting = dict.fromkeys(jobs, 0.0)  # with the time before which each is not started
+    waiting = dict.fromkeys(jobs, 0.0)  # each with the time before which it is not started
     running, failed, crashes = dict[Job, Attempt](), dict[Job, str](), Counter[Job]()
     others, stalled = _Others(progress), _Stalled(progress, patience)
-    # If all jobs are done, no service and no cluster is started.
+    # if all jobs are done, no MPS and no cluster is started
     with nullcontext() if all(job.done for job in jobs) else executor:
         try:
             while waiting or running:
@@ -125,7 +125,7 @@ def _take(waiting: dict[Job, float], others: "_Others") -> Job | None:
 
 
 class _Others:
-    """Says, once for each, which processes execute jobs that are waited for."""
+    """Reports jobs that other processes execute, once for each job and process."""
 
     def __init__(self, progress: StudyProgress) -> None:
         self.progress = progress
@@ -139,7 +139,7 @@ class _Others:
 
 
 class _Stalled:
-    """Names running jobs that make no progress, and ends them if the user has limited patience."""
+    """Reports running jobs without progress, and ends them if `patience` is given."""
 
     def __init__(self, progress: StudyProgress, patience: float | None) -> None:
         self.progress, self.patience = progress, patience

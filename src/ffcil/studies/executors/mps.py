@@ -1,4 +1,4 @@
-"""NVIDIA's Multi-Process Service (MPS). Without it, processes take turns on a GPU, and sharing it gains nothing."""
+"""NVIDIA's Multi-Process Service (MPS). Without it, processes take turns on a GPU, so that sharing it saves no time."""
 
 import fcntl
 import os
@@ -24,7 +24,7 @@ def mps_available() -> bool:
 
 
 PORTIONS = (25, 50, 100)
-"""Percentages of a GPU at which matrix products are known to be right. At others they can be wrong, see
+"""Percentages of a GPU at which matrix products are known to be right. At others they can be wrong; see
 `ffcil.training.arithmetic`."""
 
 
@@ -41,8 +41,8 @@ def portion(runs: int) -> int:
 def mps() -> Iterator[dict[str, str]]:
     """Environment variables with which processes share GPUs through MPS.
 
-    A service that somebody else started is used and left running. Otherwise all studies of a user on a machine share
-    one service: the first study starts it and the last stops it, also after a study was killed.
+    If somebody else has started a service, it is used and left running. Otherwise all studies of a user on a machine
+    share one service: the first study starts it, and the last one stops it, even if a study was killed.
     """
     if _send("get_server_list", os.environ):
         yield {}
@@ -62,7 +62,8 @@ def mps() -> Iterator[dict[str, str]]:
 
 
 def _private_folder(place: Path) -> Path:
-    """Create a folder, or use one that only this user can have created and can change. Others may write beside it."""
+    """Create a folder, or accept an existing one of this user that nobody else can access. Others can write beside
+    it."""
     with suppress(FileExistsError):
         place.mkdir(mode=0o700)
     found = place.lstat()
@@ -72,20 +73,20 @@ def _private_folder(place: Path) -> Path:
 
 
 def in_use(environment: Mapping[str, str]) -> AbstractContextManager[object]:
-    """Keep other studies from stopping the service during a run under `mps()`, which may outlive its own study."""
+    """Keep other studies from stopping the service while a run uses it. The run may outlive its own study."""
     return _shared_lock(Path(environment[PIPES]).parent) if PIPES in environment else nullcontext()
 
 
 @contextmanager
 def _shared_lock(place: Path) -> Iterator[TextIO]:
-    """A lock that all users of the service share. It is released when the process ends, however it ends."""
+    """A lock that all users of the service share. It is released when the process ends in any way."""
     with (place / "users").open("a") as users:
         fcntl.flock(users, fcntl.LOCK_SH)
         yield users
 
 
 def _is_last(users: TextIO) -> bool:
-    """Whether nobody else holds the lock. If so, nobody can take it until it is released."""
+    """Whether no other process holds the lock. If so, no other can take it before this process releases it."""
     try:
         fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

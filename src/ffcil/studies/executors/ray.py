@@ -17,13 +17,14 @@ from ffcil.studies.executors.loop import STOP_SECONDS, Attempt, Executor
 HEAD_SECONDS = 5.0
 """Seconds between two connections to the head node, and the time that it has to accept one."""
 HEAD_ATTEMPTS = 4
-"""Connections in a row that fail if the head node is lost. Ray would end the process after a minute."""
+"""Number of failed connections in a row after which the head node counts as lost. Ray would end this process after a
+minute."""
 RETRIES = 3
 """Number of times that a run is resumed on another worker after its worker or node crashes."""
 
 
 class RayExecutor(Executor):
-    """Executes jobs as tasks of a cluster. A task takes one CPU, and `1 / per_gpu` of a GPU unless on a CPU."""
+    """Executes jobs as tasks of a cluster. A task takes one CPU core and, if it runs on a GPU, `1 / per_gpu` of it."""
 
     def __init__(self, device: str | None, jobs: int | None, per_gpu: int | None, address: str | None) -> None:
         try:
@@ -47,14 +48,14 @@ class RayExecutor(Executor):
         self.callback(self.ray.shutdown)
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():
-                signal.signal(number, handler)  # Ray has its own, which abort the process with a dump.
+                signal.signal(number, handler)  # those of Ray abort the process with a dump
         host, _, port = self.ray.get_runtime_context().gcs_address.rpartition(":")
         self.head, self.checked, self.missed = (host.strip("[]"), int(port)), time.monotonic(), 0
         self.task = self.ray.remote(num_cpus=1, num_gpus=self._gpu_share(), max_retries=RETRIES)(attempt)
         return self
 
     def check_head(self) -> None:
-        """Raise an error if the head node does not answer. Ray itself ends the process then, with a dump."""
+        """Raise an error if the head node does not answer. Ray would end the process with a dump."""
         if time.monotonic() - self.checked < HEAD_SECONDS:
             return
         try:

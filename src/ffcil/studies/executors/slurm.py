@@ -22,7 +22,7 @@ QUEUE_SECONDS = 10.0
 
 
 class _Requeued:
-    """A job that is requeued and resumed when SLURM preempts it or its time is over."""
+    """A job that is requeued and resumed when SLURM preempts it or its time limit is reached."""
 
     def __call__(self, job: Job) -> Outcome:
         return attempt(job)
@@ -62,7 +62,8 @@ class SlurmExecutor(Executor):
         return attempt
 
     def start_all(self, jobs: Sequence[Job]) -> list[Attempt]:
-        """Submit jobs of one study, except those that an interrupted study submitted and SLURM still has."""
+        """Submit jobs of one study, except those that were submitted before an interruption and are still in the
+        queue."""
         jobs = [replace(job, folder=job.folder.absolute()) for job in jobs]
         logs = jobs[0].folder.parent.parent / "slurm"
         logs.mkdir(parents=True, exist_ok=True)
@@ -78,7 +79,7 @@ class SlurmExecutor(Executor):
         return [_Submitted(found[job], job.folder, queue) for job in jobs]
 
     def _earlier(self, job: Job, logs: Path) -> Any:
-        """The SLURM job of an interrupted study for a run, or None if it is no longer in the queue."""
+        """The SLURM job that was submitted for a run before an interruption; None if it is no longer in the queue."""
         number = job.folder / NUMBER
         if self.cluster == "slurm" and number.exists() and self.queue.has(earlier := number.read_text()):
             return self.submitit.SlurmJob(logs, earlier)
@@ -119,7 +120,7 @@ class _Submitted:
             return True
         self.queried = time.monotonic()
         self.missed = 0 if self.queue.has(self.job.job_id) else self.missed + 1
-        return self.missed < 2  # A result can take a moment to appear on a shared file system.
+        return self.missed < 2  # a result may take a moment to appear on a shared file system
 
     def began(self) -> bool:
         return is_busy(self.folder)
@@ -135,7 +136,8 @@ class _Submitted:
 
 
 class _Queue:
-    """The user's jobs that SLURM has: pending, running, or about to be requeued. One query answers for all of them."""
+    """The user's jobs in the queue of SLURM: pending, running, or about to be requeued. One query is for all of
+    them."""
 
     def __init__(self) -> None:
         self.numbers: set[str] = set()
