@@ -13,20 +13,23 @@ false alarms, whose threshold comes from left-out training images.
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ffcil.arrivals import given_arrivals
 from ffcil.calibration import auroc, expected_calibration_error
-from ffcil.classifier.classifier import Classifier
 from ffcil.config.resolve import resolve
 from ffcil.config.settings import RunConfig
 from ffcil.data.sources import DataSet, form_of, list_own, load_dataset
 from ffcil.methods.anyarrival import AnyArrival
 from ffcil.methods.registry import build_learner
 from ffcil.runs.run import augmentation_of
+from ffcil.stream import Stream
+from ffcil.training.engine import Engine
 from result_file import write_result
 
 RATES = (0.01, 0.05, 0.1)
@@ -34,12 +37,16 @@ RATES = (0.01, 0.05, 0.1)
 
 
 def learned(config: RunConfig, data: DataSet, classes: Tensor) -> AnyArrival:
-    """AnyArrival after one step with these classes, in their order."""
-    classifier = Classifier(config, "cpu")
-    classifier.learner = build_learner(config, augmentation_of(config, data.augmentation), classifier.engine)
-    classifier.learn(data.train.subset(torch.isin(data.train.labels, classes).nonzero().flatten()))
-    assert isinstance(classifier.learner, AnyArrival)
-    return classifier.learner
+    """AnyArrival after one step with these classes."""
+    learner = build_learner(config, augmentation_of(config, data.augmentation), Engine.create("cpu", config.train))
+    assert isinstance(learner, AnyArrival)
+    train = data.train.subset(torch.isin(data.train.labels, classes).nonzero().flatten())
+    position = torch.empty(data.train.classes, dtype=torch.int64)
+    position[classes] = torch.arange(len(classes))
+    names = tuple(train.class_names[c] for c in classes.tolist())
+    train = replace(train, labels=position[train.labels], class_names=names)
+    learner.learn(Stream(train, train, given_arrivals([len(classes)]), class_seed=None)[0])
+    return learner
 
 
 def calibration_error(learner: AnyArrival, features: Tensor, targets: Tensor) -> dict[str, float]:
@@ -84,14 +91,13 @@ def main() -> None:
     options = parser.parse_args()
     fields = {"backbone": options.backbone, "weights": options.weights, "features": "stored"}
     config = resolve("own-images", {**fields, "train": {"precision": options.precision}})
-    size = Classifier(config, "cpu").size
-    data = load_dataset(options.dataset or form_of(options.data), options.data, size)
+    data = load_dataset(options.dataset or form_of(options.data), options.data, config.image_size)
     test, classes = data.test, data.train.classes
     learner = learned(config, data, torch.arange(classes))
     features = learner.applied(test, torch.arange(len(test)), learner.features)
     measured: dict[str, Any] = {"all_classes": calibration_error(learner, features, test.labels), "halves": []}
     if options.other:
-        images, _ = list_own(options.other).undivided().load(size)
+        images, _ = list_own(options.other).undivided().load(config.image_size)
         other = learner.applied(images, torch.arange(len(images)), learner.features)
         measured["all_classes_against_something_else"] = detection(learner, features, other)
     print(measured, flush=True)
