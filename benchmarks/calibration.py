@@ -89,8 +89,9 @@ def main() -> None:
     parser.add_argument("--other", type=Path, help="A folder of images of something else altogether.")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    fields = {"backbone": options.backbone, "weights": options.weights, "features": "stored"}
-    config = resolve("own-images", {**fields, "train": {"precision": options.precision}})
+    fields: dict[str, Any] = {"backbone": options.backbone, "weights": options.weights, "features": "stored"}
+    fields["train"] = {"precision": options.precision}
+    config = resolve("own-images", fields)
     data = load_dataset(options.dataset or form_of(options.data), options.data, config.image_size)
     test, classes = data.test, data.train.classes
     learner = learned(config, data, torch.arange(classes))
@@ -107,7 +108,7 @@ def main() -> None:
         row = {"seed": seed, **detection(learned(config, data, half), features[here], features[~here])}
         measured["halves"].append(row)
         print(row, flush=True)
-    write_result(options.out, "cpu", measured, recipe="glyphs")
+    write_result(options.out, "cpu", measured, "own-images", fields)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,10 @@ from ffcil.runs.published import without_machine_paths
 from ffcil.training.engine import Engine
 
 
-def write_result(path: Path, device: str, measured: dict[str, Any], recipe: str = "cifar100") -> None:
-    """Write `measured` and the environment. Call it last: it uses the GPU."""
-    environment = without_machine_paths(describe_environment(Engine.create(device, resolve(recipe).train)))
+def write_result(
+    path: Path, device: str, measured: dict[str, Any], recipe: str = "cifar100", fields: dict[str, Any] | None = None
+) -> None:
+    """Write `measured` and the environment, with the precision of a recipe and `fields` that differ from it. Call it
+    last: it uses the GPU."""
+    environment = without_machine_paths(describe_environment(Engine.create(device, resolve(recipe, fields).train)))
     write_whole(path, (json.dumps({"environment": environment, **measured}, indent=2) + "\n").encode())
