@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from ffcil.__main__ import main as start
 from ffcil.cli import main
 from ffcil.commands.packages import Package
 from ffcil.methods import METHODS
+from ffcil.models.pretrained import glyph_vit_weights
 
 QUICK = ["--set", "train.epochs_scale=0.1", "--set", "image_size=16", "--set", "dataset=folder", "--device", "cpu"]
 
@@ -489,6 +491,28 @@ def test_changes_and_history_of_a_classifier(ffcil: Command, tmp_path: Path) -> 
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused
         assert message in refused.stderr
     assert not Path("nothing").exists()
+
+
+def test_weights_that_have_moved_are_given_to_any_command(ffcil: Command, tmp_path: Path) -> None:
+    write_colours(tmp_path / "first", classes=2, images=4)
+    first = str(tmp_path / "first")
+    shutil.copy(glyph_vit_weights(), "weights.safetensors")
+    assert ffcil("learn", "model", first, *EXACT, "--set", "weights=weights.safetensors").returncode == 0
+    Path("right.csv").write_text(f"path,label\n{next((tmp_path / 'first' / 'colour 0').iterdir())},colour 1\n")
+    for arguments in (
+        ("history", "model"),
+        ("export", "model", "--to", "model.pt2"),
+        ("rename", "model", "colour 0", "red"),
+        ("forget", "model", "colour 0"),
+        ("correct", "model", "right.csv", "--allow-outside"),
+    ):
+        Path("weights.safetensors").rename("moved.safetensors")
+        refused = ffcil(*arguments)
+        assert "give an existing file with --set weights=FILE" in refused.stderr
+        done = ffcil(*arguments, "--set", "weights=moved.safetensors")
+        assert done.returncode == 0, done.stderr
+        Path("moved.safetensors").rename("weights.safetensors")
+        ffcil("undo", "model", "--to", "1")
 
 
 def test_unknown_images_and_suggestions(ffcil: Command, tmp_path: Path) -> None:

@@ -63,9 +63,13 @@ class LearningProcess:
     """`ffcil learn` in a process of its own: it takes no time from the answers, its memory ends with it, and the
     service survives whatever happens to it."""
 
-    def __init__(self, folder: Path, device: str | None, imports: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, device: str | None, imports: Sequence[str] = (), assignments: Sequence[str] = ()
+    ) -> None:
         self.folder = folder
-        self._options = [*(["--device", device] if device else []), *(f"--import={file}" for file in imports)]
+        self._options = ["--device", device] if device else []
+        self._options += [f"--import={file}" for file in imports]
+        self._options += [f"--set={assignment}" for assignment in assignments]
         self._process: asyncio.subprocess.Process | None = None
 
     async def learn(self, images: Sequence[LabelledImage], change: Change) -> None:
