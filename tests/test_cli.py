@@ -312,6 +312,10 @@ def test_a_command_names_the_package_that_it_lacks(ffcil: Command, monkeypatch: 
         (["arrivals", "--kind", "equal", "--alpha", "1"], "--alpha does not apply to arrivals of kind 'equal'"),
         (["arrivals", "--trace", "a.csv", "--order", "jumbled"], "--order does not apply to arrivals of kind 'trace'"),
         (["run", "glyphs", "--dry-run", "--set", "method=icrl"], "did you mean 'icarl'?"),
+        (
+            ["run", "glyphs", "--dry-run", "--set", "dataset=gliphs"],
+            "Unknown data set 'gliphs': did you mean 'glyphs'?",
+        ),
         (["run", "glyphs", "--set", "method=[1]"], "Bad value for method"),
         (["run", "glyphs", "--set", "arrivals=5"], "arrivals needs a kind"),
         (["run", "glyphs", "--set", "arrivals.sizes=1,4,2"], "a list in brackets, such as [a, b], not '1,4,2'"),
@@ -491,6 +495,24 @@ def test_changes_and_history_of_a_classifier(ffcil: Command, tmp_path: Path) -> 
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused
         assert message in refused.stderr
     assert not Path("nothing").exists()
+
+
+def test_copies_and_images_in_two_classes_are_reported(ffcil: Command, tmp_path: Path) -> None:
+    first, second = write_colours(tmp_path / "first", classes=3, images=4), tmp_path / "second"
+    shutil.copytree(first / "colour 0", second / "colour 0")
+    shutil.copytree(first / "colour 1", second / "red")
+    assert ffcil("learn", "model", str(first), *EXACT).stdout.count("\n") == 2
+    shown = ffcil("learn", "model", str(second)).stdout.splitlines()
+    assert shown[1:3] == [
+        "  copies of images with the same label, which count once: 4",
+        "  images in two classes now: 4, one of them in 'colour 1' and 'red': use ffcil correct or undo",
+    ]
+    Path("right.csv").write_text(
+        "path,label\n" + "".join(f"{image},red\n" for image in sorted((first / "colour 1").iterdir()))
+    )
+    assert ffcil("correct", "model", "right.csv", "--allow-outside").returncode == 0
+    assert json.loads(ffcil("learn", "model", str(second / "colour 0" / ".."), "--json").stdout) == []
+    assert json.loads(ffcil("history", "model", "--json").stdout)["kept"]["features"]["images"] == 12
 
 
 def test_weights_that_have_moved_are_given_to_any_command(ffcil: Command, tmp_path: Path) -> None:

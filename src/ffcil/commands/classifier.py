@@ -100,7 +100,7 @@ def _report_repeated(note: Mapping[str, Any]) -> None:
     if doubled := note.get("in_two_classes", {}).get("images"):
         such_as = " and ".join(map(repr, note["in_two_classes"]["such_as"]))
         print(
-            printable(f"  images in two classes now: {doubled:,}, one of them in {such_as}; ffcil correct can mend it")
+            printable(f"  images in two classes now: {doubled:,}, one of them in {such_as}: use ffcil correct or undo")
         )
 
 
