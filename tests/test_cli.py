@@ -543,6 +543,12 @@ def test_unknown_images_and_suggestions(ffcil: Command, tmp_path: Path) -> None:
     (tmp_path / "known" / "colour 3").rename(tmp_path / "others" / "colour 3")
     known, others = str(tmp_path / "known"), str(tmp_path / "others")
     assert ffcil("learn", "model", known, *EXACT).returncode == 0
+    write_colours(tmp_path / "alone", classes=20, images=1)
+    ffcil("learn", "each", str(tmp_path / "alone"), *EXACT)
+    alone = ffcil("predict", "each", others).stderr
+    assert alone.startswith("ffcil: no image is called unknown: at 5.00% it takes 19 learned images that are not alone")
+    ffcil("forget", "each", *(f"colour {k}" for k in range(20)))
+    assert ffcil("predict", "each", others).stderr.startswith("ffcil: The classifier knows no classes yet")
     rows = json.loads(ffcil("predict", "model", others, "--false-alarms", "10%", "--json").stdout)
     assert {type(row["novelty"]) for row in rows} == {float}
     assert rows == json.loads(ffcil("predict", "model", others, "--false-alarms", "0.1", "--json").stdout)
@@ -551,7 +557,8 @@ def test_unknown_images_and_suggestions(ffcil: Command, tmp_path: Path) -> None:
     ffcil("predict", "model", others, "--false-alarms", "10%", "--out", "all.csv")
     assert Path("all.csv").read_text().splitlines()[0] == "image,rank,class,score,unknown"
     few = ffcil("predict", "model", others, "--false-alarms", "1%")
-    assert few.stderr == "ffcil: no image is called unknown: at 1.00% it takes 99 learned images.\n"
+    needed = "it takes 99 learned images that are not alone in their class"
+    assert few.stderr == f"ffcil: no image is called unknown: at 1.00% {needed}.\n"
 
     tested = json.loads(ffcil("test", "model", known, "--unknown", others, "--false-alarms", "10%", "--json").stdout)
     assert tested["unknown"]["found"] == pytest.approx(100 * sum(row["unknown"] for row in rows) / 25)
