@@ -303,7 +303,8 @@ class Classifier:
         """The most likely classes of each image, and whether it is of none of them; None if `skip_bad` skips it.
 
         Args:
-            false_alarms: Share of images of known classes that may be called unknown; None: no image is.
+            false_alarms: Share of images of known classes that may be called unknown; None: no image is called so, as
+                is needed for methods that cannot tell.
         """
         return self._answering.answer(images, top, false_alarms, skip_bad)
 
