@@ -13,7 +13,10 @@ from PIL import Image, ImageOps
 
 def prepare(path: str, size: int, short_side: int | None) -> np.ndarray:
     """The pixels of a photo as the model expects them: uint8 [size, size, 3]."""
-    image = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
+    image = ImageOps.exif_transpose(Image.open(path))
+    if image.mode.startswith("I"):  # 16 bits per pixel, which Pillow would clip
+        image = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
+    image = image.convert("RGB")
     if short_side is None:  # models for images smaller than 96 pixels
         return np.asarray(ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR))
     image = image.resize([short_side * side // min(image.size) for side in image.size], Image.Resampling.BICUBIC)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -249,6 +250,19 @@ def test_an_interrupted_run_is_resumed(tmp_path: Path, colours: Path, adapt: str
     run(tmp_path / "part").execute()
     assert records(tmp_path / "part") == records(tmp_path / "whole")
     assert counts(tmp_path / "part") == counts(tmp_path / "whole")
+
+
+def test_copies_are_counted_while_images_wait_and_when_the_network_is_trained() -> None:
+    classifier = Classifier(small_config(**fields("gathered", enough=3), image_size=16), "cpu")
+    images = coloured_images([4, 4, 4, 4], 1)
+    assert classifier.learn(images.subset(torch.arange(6)))["copies"] == 0
+    assert classifier.learn(images.subset(torch.arange(2, 8)))["copies"] == 4
+    assert classifier.kept()["exemplars"]["images"] == 8  # wait
+    relabelled = replace(images, labels=images.labels.where(torch.arange(16) != 0, torch.tensor(3)))
+    notes = classifier.learn(relabelled)
+    assert classifier.kept()["exemplars"]["images"] == 0  # trained
+    assert notes["copies"] == 7
+    assert notes["in_two_classes"] == {"images": 1, "such_as": ["colour 0", "colour 3"]}
 
 
 @pytest.mark.parametrize("adapt", ADAPTS)

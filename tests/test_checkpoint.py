@@ -93,6 +93,13 @@ def test_a_truncated_file_is_named(tmp_path: Path, length: int) -> None:
         load_state(path, "restore a copy")
 
 
+def test_a_file_that_cannot_be_opened_is_an_error_of_the_system_with_its_name(tmp_path: Path) -> None:
+    for path, kind in ((tmp_path / "absent", FileNotFoundError), (tmp_path, IsADirectoryError)):
+        with pytest.raises(kind) as caught:
+            load_state(path)
+        assert caught.value.filename == str(path)
+
+
 def test_files_of_earlier_versions_have_no_digest(tmp_path: Path) -> None:
     skeleton = {"mapping": {"x": {"tensor": "/x"}, "step": {"value": 3}}}
     save_file({"/x": torch.arange(3)}, tmp_path / "x", metadata={"skeleton": json.dumps(skeleton)})

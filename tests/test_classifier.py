@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +29,7 @@ from ffcil.data.pictures import frames
 from ffcil.data.ragged import RaggedImages
 from ffcil.errors import InputError
 from ffcil.methods import METHODS, build_learner
+from ffcil.models.pretrained import glyph_vit_weights
 from ffcil.runs.checkpoint import load_state, save_state
 from ffcil.runs.run import augmentation_of
 from ffcil.stream import Increment, Stream
@@ -467,6 +470,16 @@ def test_settings_that_may_change_between_steps(tmp_path: Path) -> None:
         Classifier.load(tmp_path, "cpu", {"image_size": 32})
     with pytest.raises(InputError, match=r"The flow.adjust of the classifier in .* is null and cannot change"):
         Classifier.load(tmp_path, "cpu", {"flow": {"adjust": 0.5}})
+
+
+def test_changed_settings_are_kept_although_nothing_is_new(tmp_path: Path) -> None:
+    weights = Path(shutil.copy(glyph_vit_weights(), tmp_path / "weights.safetensors"))
+    model, (first, *_) = tmp_path / "model", parts(coloured_images([6] * 6, 1))
+    teach(model, [first], config_of(method="simplecil", weights=str(weights)), device="cpu")
+    moved = os.path.relpath(weights.rename(tmp_path / "moved.safetensors"))
+    for _ in range(2):  # the second time, nothing changes any more
+        assert teach(model, [first], changes={"weights": moved}, device="cpu")[1] == [None]
+        assert Classifier.load(model, "cpu").version == 2
 
 
 @pytest.mark.parametrize("method", ["icarl", "ranpac"])

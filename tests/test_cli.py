@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from ffcil.__main__ import main as start
 from ffcil.cli import main
 from ffcil.commands.packages import Package
 from ffcil.methods import METHODS
+from ffcil.models.pretrained import glyph_vit_weights
 
 QUICK = ["--set", "train.epochs_scale=0.1", "--set", "image_size=16", "--set", "dataset=folder", "--device", "cpu"]
 
@@ -310,6 +312,10 @@ def test_a_command_names_the_package_that_it_lacks(ffcil: Command, monkeypatch: 
         (["arrivals", "--kind", "equal", "--alpha", "1"], "--alpha does not apply to arrivals of kind 'equal'"),
         (["arrivals", "--trace", "a.csv", "--order", "jumbled"], "--order does not apply to arrivals of kind 'trace'"),
         (["run", "glyphs", "--dry-run", "--set", "method=icrl"], "did you mean 'icarl'?"),
+        (
+            ["run", "glyphs", "--dry-run", "--set", "dataset=gliphs"],
+            "Unknown data set 'gliphs': did you mean 'glyphs'?",
+        ),
         (["run", "glyphs", "--set", "method=[1]"], "Bad value for method"),
         (["run", "glyphs", "--set", "arrivals=5"], "arrivals needs a kind"),
         (["run", "glyphs", "--set", "arrivals.sizes=1,4,2"], "a list in brackets, such as [a, b], not '1,4,2'"),
@@ -491,12 +497,58 @@ def test_changes_and_history_of_a_classifier(ffcil: Command, tmp_path: Path) -> 
     assert not Path("nothing").exists()
 
 
+def test_copies_and_images_in_two_classes_are_reported(ffcil: Command, tmp_path: Path) -> None:
+    first, second = write_colours(tmp_path / "first", classes=3, images=4), tmp_path / "second"
+    shutil.copytree(first / "colour 0", second / "colour 0")
+    shutil.copytree(first / "colour 1", second / "red")
+    assert ffcil("learn", "model", str(first), *EXACT).stdout.count("\n") == 2
+    shown = ffcil("learn", "model", str(second)).stdout.splitlines()
+    assert shown[1:3] == [
+        "  copies of images with the same label, which count once: 4",
+        "  images in two classes now: 4, one of them in 'colour 1' and 'red': use ffcil correct or undo",
+    ]
+    Path("right.csv").write_text(
+        "path,label\n" + "".join(f"{image},red\n" for image in sorted((first / "colour 1").iterdir()))
+    )
+    assert ffcil("correct", "model", "right.csv", "--allow-outside").returncode == 0
+    assert json.loads(ffcil("learn", "model", str(second / "colour 0" / ".."), "--json").stdout) == []
+    assert json.loads(ffcil("history", "model", "--json").stdout)["kept"]["features"]["images"] == 12
+
+
+def test_weights_that_have_moved_are_given_to_any_command(ffcil: Command, tmp_path: Path) -> None:
+    write_colours(tmp_path / "first", classes=2, images=4)
+    first = str(tmp_path / "first")
+    shutil.copy(glyph_vit_weights(), "weights.safetensors")
+    assert ffcil("learn", "model", first, *EXACT, "--set", "weights=weights.safetensors").returncode == 0
+    Path("right.csv").write_text(f"path,label\n{next((tmp_path / 'first' / 'colour 0').iterdir())},colour 1\n")
+    for arguments in (
+        ("history", "model"),
+        ("export", "model", "--to", "model.pt2"),
+        ("rename", "model", "colour 0", "red"),
+        ("forget", "model", "colour 0"),
+        ("correct", "model", "right.csv", "--allow-outside"),
+    ):
+        Path("weights.safetensors").rename("moved.safetensors")
+        refused = ffcil(*arguments)
+        assert "give an existing file with --set weights=FILE" in refused.stderr
+        done = ffcil(*arguments, "--set", "weights=moved.safetensors")
+        assert done.returncode == 0, done.stderr
+        Path("moved.safetensors").rename("weights.safetensors")
+        ffcil("undo", "model", "--to", "1")
+
+
 def test_unknown_images_and_suggestions(ffcil: Command, tmp_path: Path) -> None:
     write_colours(tmp_path / "known", classes=4, images=25)
     (tmp_path / "others").mkdir()
     (tmp_path / "known" / "colour 3").rename(tmp_path / "others" / "colour 3")
     known, others = str(tmp_path / "known"), str(tmp_path / "others")
     assert ffcil("learn", "model", known, *EXACT).returncode == 0
+    write_colours(tmp_path / "alone", classes=20, images=1)
+    ffcil("learn", "each", str(tmp_path / "alone"), *EXACT)
+    alone = ffcil("predict", "each", others).stderr
+    assert alone.startswith("ffcil: no image is called unknown: at 5.00% it takes 19 learned images that are not alone")
+    ffcil("forget", "each", *(f"colour {k}" for k in range(20)))
+    assert ffcil("predict", "each", others).stderr.startswith("ffcil: The classifier knows no classes yet")
     rows = json.loads(ffcil("predict", "model", others, "--false-alarms", "10%", "--json").stdout)
     assert {type(row["novelty"]) for row in rows} == {float}
     assert rows == json.loads(ffcil("predict", "model", others, "--false-alarms", "0.1", "--json").stdout)
@@ -505,7 +557,8 @@ def test_unknown_images_and_suggestions(ffcil: Command, tmp_path: Path) -> None:
     ffcil("predict", "model", others, "--false-alarms", "10%", "--out", "all.csv")
     assert Path("all.csv").read_text().splitlines()[0] == "image,rank,class,score,unknown"
     few = ffcil("predict", "model", others, "--false-alarms", "1%")
-    assert few.stderr == "ffcil: no image is called unknown: at 1.00% it takes 99 learned images.\n"
+    needed = "it takes 99 learned images that are not alone in their class"
+    assert few.stderr == f"ffcil: no image is called unknown: at 1.00% {needed}.\n"
 
     tested = json.loads(ffcil("test", "model", known, "--unknown", others, "--false-alarms", "10%", "--json").stdout)
     assert tested["unknown"]["found"] == pytest.approx(100 * sum(row["unknown"] for row in rows) / 25)

@@ -199,6 +199,9 @@ def test_a_saved_configuration_is_a_recipe(tmp_path: Path) -> None:
         (["centre_weight=false"], "Bad value for the configuration: centre_weight is a number, not false."),
         (["robust=perhaps"], "Bad value for robust:"),
         (["arrivals.sizes=[1,0]"], "Bad value for arrivals.sizes.1: Input should be greater than 0, not 0."),
+        (["arrivals.sizes=[]"], "Bad value for arrivals.sizes: Input should not be empty, not []."),
+        (["arrivals.alpha=0"], "Bad value for arrivals.alpha: Input should be greater than 0, not 0."),
+        (["arrivals.alpha=.inf"], "Bad value for arrivals.alpha: Input should be a finite number, not inf."),
         (["memory.budget=10", "memory.per_class=3"], "Bad value for memory: set exactly one of budget and per_class"),
         (
             ["alignment=diva"],

@@ -144,7 +144,10 @@ def test_photos_that_are_scaled_and_cropped(photos: list[Path], tmp_path: Path) 
     check_onnx(classifier, photos, tmp_path / "model.onnx")
 
 
-def test_the_example_without_ffcil(model: Path, photos: list[Path], exported: Path) -> None:
+def test_the_example_without_ffcil(model: Path, photos: list[Path], exported: Path, tmp_path: Path) -> None:
+    grey = np.asarray(Image.open(photos[0]).convert("L")).astype(np.uint16)
+    Image.fromarray(grey * 257).save(tmp_path / "16 bits.png")
+    photos = [*photos, tmp_path / "16 bits.png"]
     blocked = f"import runpy, sys; sys.modules['ffcil'] = sys.modules['torch'] = None; sys.argv = sys.argv[1:]; \
 runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')"
     arguments = ["example", str(exported), *map(str, photos)]

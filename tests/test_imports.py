@@ -27,6 +27,7 @@ def imported() -> list[list[str]]:
         "ffcil.ha",
         "ffcil.models.new_rows, ffcil.models.whitening",
         "ffcil.studies.execution, ffcil.studies.plan, ffcil.methods, ffcil.runs.run",
+        "ffcil.classifier.classifier, ffcil.classifier.teaching",
     ]
     lines = ["import json, sys", *(f"import {group}; print(json.dumps(list(sys.modules)))" for group in groups)]
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
@@ -55,6 +56,12 @@ def test_a_plan_of_runs_needs_no_network_library(imported: list[list[str]]) -> N
     """They import torch's compiler, which takes longer than all else."""
     assert "ffcil.studies.plan" in imported[3]
     assert {"timm", "torchvision", "torch._dynamo"}.isdisjoint(imported[3])
+
+
+def test_a_classifier_needs_no_matplotlib(imported: list[list[str]]) -> None:
+    """It writes to stderr if it cannot write to the home folder, as in a container."""
+    assert "ffcil.classifier.teaching" in imported[4]
+    assert "matplotlib" not in imported[4]
 
 
 def test_every_public_name_exists() -> None:

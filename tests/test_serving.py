@@ -12,7 +12,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from ffcil.classifier.versions import FOLDER, MODEL, Versions
 from ffcil.cli import app
 from ffcil.errors import InputError
 from ffcil.locks import lock
+from ffcil.models.pretrained import glyph_vit_weights
 from ffcil.runs.folder import LOCK, locked
 from served import NAMES, save_classifier, write_photos, write_table
 
@@ -48,10 +49,12 @@ LIMITS = Limits(
 
 
 @contextmanager
-def serving(folder: Path, token: str | None = TOKEN, limits: Limits = LIMITS) -> Iterator[str]:
+def serving(
+    folder: Path, token: str | None = TOKEN, limits: Limits = LIMITS, assignments: Sequence[str] = ()
+) -> Iterator[str]:
     """A service on a free port. Yields its address."""
     reserved = bind("127.0.0.1", 0)
-    server = make_server(Service(folder, "cpu", limits=limits), token)
+    server = make_server(Service(folder, "cpu", limits=limits, assignments=assignments), token)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [reserved]})
     thread.start()
     try:
@@ -292,6 +295,20 @@ def test_a_process_that_is_killed_after_it_has_saved_has_learned(
         change = finished(address)
         assert (change["state"], change["version"]) == ("done", 3)
         assert httpx.get(f"{address}/classes").json()["classes"] == [*NAMES[:3], "hound"]
+
+
+def test_weights_that_have_moved_are_given_to_the_service_and_to_the_process_that_learns(
+    photos: list[Path], tmp_path: Path
+) -> None:
+    weights = Path(shutil.copy(glyph_vit_weights(), tmp_path / "weights.safetensors"))
+    save_classifier(tmp_path / "model", weights=str(weights))
+    moved = weights.rename(tmp_path / "moved.safetensors")
+    with pytest.raises(InputError, match="no weights file"):
+        Service(tmp_path / "model", "cpu")
+    with serving(tmp_path / "model", assignments=[f"weights={moved}"]) as address:
+        httpx.post(f"{address}/learn", files=files(photos[12:], "eel"), headers=BEARER)
+        assert finished(address)["state"] == "done"
+        assert httpx.get(f"{address}/classes").json()["classes"] == [*NAMES, "eel"]
 
 
 def test_a_service_that_ends_stops_the_process_that_learns(model: Path, photos: list[Path], tmp_path: Path) -> None:

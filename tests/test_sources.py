@@ -118,6 +118,17 @@ def test_a_folder_of_trains_is_a_class_among_others(tmp_path: Path) -> None:
         list_own(root)
 
 
+def test_classes_beside_a_single_split_are_an_error_not_left_out(tmp_path: Path) -> None:
+    tree(tmp_path / "train", 2, 2)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "read.txt").touch()
+    assert list_own(tmp_path).class_names == ("class 0", "class 1")
+    write_image(tmp_path / "bus" / "old" / "0.png", (1, 2, 3))
+    with pytest.raises(InputError, match=r"class folders in train/, and bus/ with images beside it: give .*train if"):
+        list_own(tmp_path)
+    assert list_own(tmp_path / "train").class_names == ("class 0", "class 1")
+
+
 def test_a_dangling_link_is_named(tmp_path: Path) -> None:
     tree(tmp_path, 1, 2)
     (tmp_path / "class 0" / "gone.png").symlink_to(tmp_path / "nowhere.png")
@@ -280,3 +291,9 @@ def test_an_interrupted_cache_entry_is_removed(tmp_path: Path) -> None:
 def test_invalid_image_sets_are_an_error(images: torch.Tensor, labels: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="must be"):
         ImageSet(images, labels, ("a",))
+
+
+def test_an_image_set_is_shown_in_one_line() -> None:
+    images, labels = torch.zeros(1200, 3, 4, 4, dtype=torch.uint8), torch.zeros(1200, dtype=torch.int64)
+    assert repr(ImageSet(images, labels, ("a", "b"))) == "ImageSet(1,200 images of 2 classes: a, b)"
+    assert repr(ImageSet(images, labels, tuple("abcdefg"))).endswith("of 7 classes: a, b, c, d, e, ...)")

@@ -73,6 +73,21 @@ def test_unknown_images_are_told_and_measured() -> None:
     assert not any(answer.unknown for answer in classifier.answer(list(strange.images), false_alarms=None) if answer)
 
 
+@pytest.mark.parametrize("rate", [0, 1, -0.1, 5, float("nan")])
+def test_a_rate_of_false_alarms_is_a_share(rate: float) -> None:
+    classifier = Classifier(CONFIG, "cpu")
+    images = coloured_images([30, 30], 1)
+    classifier.learn(images)
+    some = list(images.images[:2])
+    for ask in (
+        lambda: classifier.answer(some, false_alarms=rate),
+        lambda: classifier.test(images, some, rate),
+        lambda: suggest(classifier, some, false_alarms=rate),
+    ):
+        with pytest.raises(InputError, match=f"The rate of false alarms is {rate}: choose one between 0 and 1"):
+            ask()
+
+
 # --- images to label ----------------------------------------------------------------------------------------------
 
 

@@ -261,9 +261,10 @@ def test_an_unrelated_table_beside_images_is_ignored(tmp_path: Path) -> None:
     shutil.rmtree(root / "parts.csv")
     with pytest.raises(InputError, match="has 0 CSV files with columns path and label"):
         load_dataset("csv", root, 16)
-    csv(root, ["path, label", "cat/1.png,tabby", "dog/1.png,tabby"], "list.csv")
-    assert form_of(root) == "csv"
-    assert list_own(root).class_names == ("tabby",)
+    for header in ("path, label", "path ,label ", '"path", "label"'):
+        csv(root, [header, "cat/1.png, tabby", 'dog/1.png, "tabby"'], "list.csv")
+        assert form_of(root) == "csv"
+        assert list_own(root).class_names == ("tabby",)
 
 
 def test_a_wrong_header_beside_a_folder_of_images_is_an_error(tmp_path: Path) -> None:

@@ -202,6 +202,7 @@ def test_a_failed_change_leaves_classifier_and_folder_as_they_were(tmp_path: Pat
     for mistake, message in (
         (lambda model: model.forget(["colour 0", "colour 9"]), "Unknown class 'colour 9'"),
         (lambda model: model.forget("colour 0"), r"must be given as a list: use \['colour 0'\] for a single class"),
+        (lambda model: model.forget([]), "No class is named: name at least one class to forget"),
         (lambda model: model.rename("colour 0", "colour 1"), "Class 'colour 1' is already known"),
         (lambda model: model.rename("colour 0", " "), "choose a name that is not blank"),
         (lambda model: model.rename("colour 9", "x"), "Unknown class 'colour 9'"),
@@ -226,6 +227,29 @@ def test_methods_that_cannot_change_say_so(change: Callable[[Classifier], None])
     classifier.rename("colour 0", "red")  # every method can
     assert classifier.class_names[0] == "red"
     assert classifier.usual_false_alarms is None
+
+
+# --- images that come twice ---------------------------------------------------------------------------------------
+
+
+def test_copies_and_images_in_two_classes_are_counted() -> None:
+    classifier = Classifier(config_of(), "cpu")
+    notes = classifier.learn(some([0, 3, 4, 9, 9]))
+    assert (notes["copies"], notes["in_two_classes"]) == (1, {"images": 0, "such_as": []})
+    # two copies of learned images, a new image twice, and a learned image with another label
+    notes = classifier.learn(some([0, 3, 12, 12, 9, 13], {9: 0}))
+    assert (notes["new_images"], notes["copies"]) == (6, 3)
+    assert notes["in_two_classes"] == {"images": 1, "such_as": ["colour 2", "colour 0"]}
+    assert classifier.learn(some([14]))["in_two_classes"]["images"] == 0  # those of before are not counted again
+    assert classifier.correct(some([9]))["in_two_classes"]["images"] == 0
+    assert classifier.learn(some([9]))["copies"] == 1
+
+
+@pytest.mark.parametrize("config", [config_of(keep="statistics"), small_config(method="simplecil", image_size=16)])
+def test_who_keeps_no_features_cannot_count_copies(config: RunConfig) -> None:
+    notes = Classifier(config, "cpu").learn(some([0, 0, 9]))
+    assert notes["new_images"] == 3
+    assert {"copies", "in_two_classes"}.isdisjoint(notes)
 
 
 # --- history ------------------------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from safetensors.torch import save_file
 from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor
 
-from conftest import seeded, small_stream
+from conftest import forked, seeded, small_stream, status_of
 from ffcil.errors import InputError
 from ffcil.methods.learner import Learner
 from ffcil.models.pretrained import build_vit
@@ -231,6 +233,20 @@ def test_weights_that_do_not_fit_name_the_keys(tmp_path: Path) -> None:
         build_vit(TINY, str(tmp_path / "bad.safetensors"))
     with pytest.raises(InputError, match="no weights file"):
         build_vit(TINY, str(tmp_path / "none.safetensors"))
+
+
+def test_weights_that_may_not_be_read_are_not_called_damaged() -> None:
+    with TemporaryDirectory() as folder:  # that of pytest is closed to other users
+        Path(folder).chmod(0o755)
+        (file := Path(folder) / "closed.safetensors").touch(0o000)
+
+        def load() -> None:
+            if os.geteuid() == 0:
+                os.seteuid(65534)  # root may read every file
+            with pytest.raises(PermissionError, match="closed"):
+                build_vit(TINY, str(file))
+
+        assert status_of(forked(load)) == 0
 
 
 def test_invalid_names_are_an_error() -> None:

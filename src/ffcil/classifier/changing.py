@@ -1,8 +1,9 @@
 """`changing` and `undo`: changes of a classifier in a folder that need no images, or few."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ffcil.classifier.classifier import LEARNING, Classifier
 from ffcil.classifier.versions import Versions, check_model
@@ -11,16 +12,19 @@ from ffcil.runs.run import exhaustion_explained
 
 
 @contextmanager
-def changing(folder: Path, device: str | None = None, keep_earlier: bool = True) -> Iterator[Classifier]:
+def changing(
+    folder: Path, device: str | None = None, keep_earlier: bool = True, changes: Mapping[str, Any] | None = None
+) -> Iterator[Classifier]:
     """The classifier in a folder, which no other process can change meanwhile. At the end of the block it is saved as a
     new version. If the block raises an error, the folder stays as it is.
 
     Args:
         keep_earlier: Whether earlier versions stay. If not, nothing of what they contained is left in the folder.
+        changes: Nested changes to its configuration, as for `Classifier.load`.
     """
     check_model(folder)
     with exhaustion_explained(folder), locked(folder, "wait for it"):
-        classifier = Classifier.load(folder, device)
+        classifier = Classifier.load(folder, device, changes)
         yield classifier
         classifier.save(folder)
         if not keep_earlier:

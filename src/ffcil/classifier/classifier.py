@@ -19,7 +19,7 @@ from ffcil.classifier.answering import Answering
 from ffcil.classifier.answers import FALSE_ALARMS, Answer, Description, Guess
 from ffcil.classifier.history import Change, names_today
 from ffcil.classifier.reading import Labelled, never_learned, read_labelled
-from ffcil.classifier.saved_config import changed_config
+from ffcil.classifier.saved_config import changed_config, with_absolute_weights
 from ffcil.classifier.steps import LearningFile, Step
 from ffcil.classifier.versions import MODEL, Retention, Versions, check_model
 from ffcil.config.settings import RunConfig
@@ -50,7 +50,7 @@ class Classifier:
     """
 
     def __init__(self, config: RunConfig, device: str | None = None) -> None:
-        self.config = complete(_absolute(config))
+        self.config = complete(with_absolute_weights(config))
         self.size = config.image_size or DEFAULT_SIZE
         self.engine = Engine.create(device or ("cuda" if torch.cuda.is_available() else "cpu"), config.train)
         self.steps: list[Step] = []
@@ -303,7 +303,8 @@ class Classifier:
         """The most likely classes of each image, and whether it is of none of them; None if `skip_bad` skips it.
 
         Args:
-            false_alarms: Share of images of known classes that may be called unknown; None: no image is.
+            false_alarms: Share of images of known classes that may be called unknown; None: no image is called so, as
+                is needed for methods that cannot tell.
         """
         return self._answering.answer(images, top, false_alarms, skip_bad)
 
@@ -438,13 +439,6 @@ class Classifier:
         for number, (end, step) in enumerate(zip(ends, self.steps, strict=True), 1):
             self.learner.begin(_untested(number, end - len(step.names), end, nothing, nothing.labels))
         self.learner.restore(state)
-
-
-def _absolute(config: RunConfig) -> RunConfig:
-    """Replace the path of a weights file by its absolute path, because the next call may come from another folder."""
-    if not config.weights or not Path(config.weights).is_file():
-        return config
-    return config.model_copy(update={"weights": str(Path(config.weights).resolve())})
 
 
 def _untested(step: int, before: int, now: int, train: ImageSet, rows: Tensor) -> Increment:

@@ -33,7 +33,7 @@ def changed_config(folder: Path, config: Mapping[str, Any], changes: Mapping[str
         )
     # completed, because a classifier of an earlier version lacks fields or has them in another form
     saved = complete(build_config(config))
-    changed = build_config(merge_overrides(saved.model_dump(mode="json"), changes))
+    changed = with_absolute_weights(build_config(merge_overrides(saved.model_dump(mode="json"), changes)))
     before, after = (settings.model_dump(mode="json") for settings in (saved, changed))
     differing = [key for key, value in after.items() if value != before[key]]
     if fixed := sorted(set(differing) - {*CHANGEABLE, *UNUSED}):
@@ -43,6 +43,13 @@ def changed_config(folder: Path, config: Mapping[str, Any], changes: Mapping[str
             f"create a new one; {', '.join(CHANGEABLE)} can change."
         )
     return changed, bool(differing)
+
+
+def with_absolute_weights(config: RunConfig) -> RunConfig:
+    """Replace the path of a weights file by its absolute path, because the next call may come from another folder."""
+    if not config.weights or not Path(config.weights).is_file():
+        return config
+    return config.model_copy(update={"weights": str(Path(config.weights).resolve())})
 
 
 def _first_difference(name: str, before: Any, after: Any) -> tuple[str, Any]:

@@ -66,7 +66,7 @@ def teach(
             notes.append(classifier.learn(new, folder, listener, stop))
             classifier.save(folder, versions, days)
             stop.raise_if_requested()
-        if classifier.version and (versions, days) != (None, None):  # also if there was nothing to learn
+        if classifier.version:  # also if there was nothing to learn: settings may have changed
             classifier.save(folder, versions, days)
     return classifier, notes
 

@@ -100,7 +100,7 @@ def _report_repeated(note: Mapping[str, Any]) -> None:
     if doubled := note.get("in_two_classes", {}).get("images"):
         such_as = " and ".join(map(repr, note["in_two_classes"]["such_as"]))
         print(
-            printable(f"  images in two classes now: {doubled:,}, one of them in {such_as}; ffcil correct can mend it")
+            printable(f"  images in two classes now: {doubled:,}, one of them in {such_as}: use ffcil correct or undo")
         )
 
 
@@ -215,9 +215,9 @@ def _report_skipped(image: str) -> None:
 def usable_false_alarms(classifier: "Classifier", asked: float | None) -> float | None:
     """The rate of false alarms that was asked for, or the default one. A rate that needs more images is reported."""
     rate = classifier.usual_false_alarms if asked is None else asked
-    if rate is not None and math.isinf(classifier.learner.novelty_limit(rate)):
-        needed = math.ceil(1 / rate) - 1
-        print(f"ffcil: no image is called unknown: at {rate:.2%} it takes {needed:,} learned images.", file=sys.stderr)
+    if classifier.class_names and rate is not None and math.isinf(classifier.learner.novelty_limit(rate)):
+        needed = f"{math.ceil(1 / rate) - 1:,} learned images that are not alone in their class"
+        print(f"ffcil: no image is called unknown: at {rate:.2%} it takes {needed}.", file=sys.stderr)
     return rate
 
 

@@ -5,7 +5,17 @@ from typing import Annotated
 
 import typer
 
-from ffcil.commands.options import AsJson, Device, FalseAlarms, Imports, Model, import_methods, parse_share
+from ffcil.commands.classifier import loaded
+from ffcil.commands.options import (
+    AsJson,
+    Assignments,
+    Device,
+    FalseAlarms,
+    Imports,
+    Model,
+    import_methods,
+    parse_share,
+)
 from ffcil.commands.output import print_json, stoppable
 
 
@@ -13,6 +23,7 @@ def export(
     model: Model,
     to: Annotated[Path, typer.Option("--to", metavar="FILE", help="File to write: NAME.onnx or NAME.pt2.")],
     false_alarms: FalseAlarms = None,
+    assignments: Assignments = None,
     imports: Imports = None,
     as_json: AsJson = False,
 ) -> None:
@@ -22,14 +33,11 @@ def export(
     names and the limit for unknown images, and is compared with the classifier before it is kept.
     """
     from ffcil.classifier.answers import FALSE_ALARMS
-    from ffcil.classifier.classifier import Classifier
-    from ffcil.runs.run import exhaustion_explained
     from ffcil.serving.export import export as write
 
-    import_methods(imports)
     rate = FALSE_ALARMS if false_alarms is None else parse_share(false_alarms, "--false-alarms")
-    with stoppable(remedy=""), exhaustion_explained(model):
-        about = write(Classifier.load(model, "cpu"), to, rate)
+    with loaded(model, assignments, "cpu", imports) as classifier:
+        about = write(classifier, to, rate)
     if as_json:
         print_json(about)
     else:
@@ -48,6 +56,7 @@ def serve(
         typer.Option(metavar="FILE", help="File with a token; clients that send it may teach the classifier."),
     ] = None,
     false_alarms: FalseAlarms = None,
+    assignments: Assignments = None,
     device: Device = None,
     imports: Imports = None,
 ) -> None:
@@ -66,7 +75,7 @@ def serve(
     token = read_token(token_file) if token_file else None
     rate = FALSE_ALARMS if false_alarms is None else parse_share(false_alarms, "--false-alarms")
     with bind(host, port) as reserved, stoppable(remedy=""):
-        service = Service(model, device, rate, imports=imports or ())
+        service = Service(model, device, rate, imports=imports or (), assignments=assignments or ())
         address = f"[{host}]" if ":" in host else host
         learning = "learns with the token" if token else "does not learn (see --token-file)"
         known = f"version {service.snapshot.version}, {len(service.snapshot.classes)} classes"

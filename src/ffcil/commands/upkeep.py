@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ffcil.commands.classifier import report_skipped
-from ffcil.commands.options import AllowOutside, AsJson, Device, Imports, Model, SkipBad, import_methods
+from ffcil.commands.classifier import loaded, report_skipped
+from ffcil.commands.options import AllowOutside, AsJson, Assignments, Device, Imports, Model, SkipBad, import_methods
 from ffcil.commands.output import print_json, print_table, stoppable
 from ffcil.errors import printable
 
@@ -22,6 +22,7 @@ def forget(
     everywhere: Annotated[
         bool, typer.Option("--everywhere", help="Also remove all earlier versions, which still have the classes.")
     ] = False,
+    assignments: Assignments = None,
     device: Device = None,
     imports: Imports = None,
 ) -> None:
@@ -30,9 +31,11 @@ def forget(
     Example: ffcil forget model husky wolf
     """
     from ffcil.classifier.changing import changing
+    from ffcil.config.resolve import parse_assignments
 
     import_methods(imports)
-    with stoppable(""), changing(model, device, keep_earlier=not everywhere) as classifier:
+    changes = parse_assignments(assignments or [])
+    with stoppable(""), changing(model, device, not everywhere, changes) as classifier:
         classifier.forget(classes)
     print(printable(f"{model} has forgotten {', '.join(dict.fromkeys(classes))}: version {classifier.version}"))
 
@@ -41,6 +44,7 @@ def rename(
     model: Model,
     old: Annotated[str, typer.Argument(metavar="OLD", help="Current name of the class.")],
     new: Annotated[str, typer.Argument(metavar="NEW", help="New name; no class may have it yet.")],
+    assignments: Assignments = None,
     device: Device = None,
     imports: Imports = None,
 ) -> None:
@@ -49,9 +53,10 @@ def rename(
     Example: ffcil rename model huskey husky
     """
     from ffcil.classifier.changing import changing
+    from ffcil.config.resolve import parse_assignments
 
     import_methods(imports)
-    with stoppable(""), changing(model, device) as classifier:
+    with stoppable(""), changing(model, device, changes=parse_assignments(assignments or [])) as classifier:
         classifier.rename(old, new)
     print(printable(f"{model}: {old} is called {new} now: version {classifier.version}"))
 
@@ -62,6 +67,7 @@ def correct(
         Path,
         typer.Argument(metavar="FILE", help="Learned images with the right labels: .csv (path,label) or folder."),
     ],
+    assignments: Assignments = None,
     device: Device = None,
     imports: Imports = None,
     allow_outside: AllowOutside = False,
@@ -74,9 +80,10 @@ def correct(
     Example: ffcil correct model right.csv
     """
     from ffcil.classifier.changing import changing
+    from ffcil.config.resolve import parse_assignments
 
     import_methods(imports)
-    with stoppable(""), changing(model, device) as classifier:
+    with stoppable(""), changing(model, device, changes=parse_assignments(assignments or [])) as classifier:
         notes = classifier.correct(images, allow_outside=allow_outside, skip_bad=skip_bad)
     if skip_bad:
         report_skipped([images], classifier.size)
@@ -102,6 +109,7 @@ def undo(
 def history(
     model: Model,
     plot: Annotated[Path | None, typer.Option(help="Write a figure to this file (svg, png or pdf).")] = None,
+    assignments: Assignments = None,
     device: Device = None,
     imports: Imports = None,
     as_json: AsJson = False,
@@ -112,12 +120,10 @@ def history(
 
     Example: ffcil history model --plot history.png
     """
-    from ffcil.classifier.classifier import Classifier
     from ffcil.classifier.versions import Versions
 
-    import_methods(imports)
-    classifier = Classifier.load(model, device)
-    changes, kept, version = classifier.history(), classifier.kept(), classifier.version
+    with loaded(model, assignments, device, imports) as classifier:
+        changes, kept, version = classifier.history(), classifier.kept(), classifier.version
     others = [number for number in Versions(model).numbers() if number != version]
     if plot is not None:
         from ffcil.report.render.figures import plot_history

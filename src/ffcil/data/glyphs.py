@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import torch
-from matplotlib.ft2font import FT2Font
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, features
 from torch import Tensor
@@ -117,11 +115,15 @@ def faces_with(character: str) -> tuple[str, ...]:
 
 
 def _path(face: str) -> Path:
+    import matplotlib  # it writes to stderr if it cannot write to the home folder, as in a container
+
     return Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{face}.ttf"
 
 
 @lru_cache
 def _charmap(face: str) -> frozenset[int]:
+    from matplotlib.ft2font import FT2Font
+
     return frozenset(FT2Font(str(_path(face))).get_charmap())
 
 

@@ -214,7 +214,7 @@ def csv_files(folder: Path) -> list[Path]:
 def _header(file: Path) -> list[str]:
     """First line of a table."""
     with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
-        return [name.strip() for name in next(csv.reader([lines.readline(_FIRST_LINE)]), [])]
+        return [name.strip() for name in next(csv.reader([lines.readline(_FIRST_LINE)], skipinitialspace=True), [])]
 
 
 def list_csv(root: Path | None, partial: bool = False) -> Listing:

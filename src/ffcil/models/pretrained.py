@@ -197,6 +197,7 @@ def _load(net: Any, path: Path, name: str) -> None:
             raise InputError(f"{name!r} is not a ViT and has no .npz file: give a file with the keys of timm.")
         _load_npz(net, path, name)
         return
+    path.open("rb").close()  # safetensors calls a file missing that may not be read
     try:
         state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
     except Exception as error:  # the exceptions depend on the format

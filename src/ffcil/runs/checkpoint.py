@@ -79,6 +79,7 @@ def load_state(path: Path, remedy: str = "remove the run's folder and start agai
 
     A file of an earlier version has no digest, which is then not checked.
     """
+    path.open("rb").close()  # safetensors calls a file missing that may not be read
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)

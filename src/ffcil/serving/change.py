@@ -63,9 +63,13 @@ class LearningProcess:
     """`ffcil learn` in its own process, so that answers are not delayed, its memory is freed at its end, and a crash
     does not affect the service."""
 
-    def __init__(self, folder: Path, device: str | None, imports: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, device: str | None, imports: Sequence[str] = (), assignments: Sequence[str] = ()
+    ) -> None:
         self.folder = folder
-        self._options = [*(["--device", device] if device else []), *(f"--import={file}" for file in imports)]
+        self._options = ["--device", device] if device else []
+        self._options += [f"--import={file}" for file in imports]
+        self._options += [f"--set={assignment}" for assignment in assignments]
         self._process: asyncio.subprocess.Process | None = None
 
     async def learn(self, images: Sequence[LabelledImage], change: Change) -> None:

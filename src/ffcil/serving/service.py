@@ -16,6 +16,7 @@ from PIL import Image
 from ffcil.classifier.answers import FALSE_ALARMS, Answer
 from ffcil.classifier.changing import undo
 from ffcil.classifier.versions import Versions
+from ffcil.config.resolve import parse_assignments
 from ffcil.errors import InputError
 from ffcil.serving.batcher import Batcher
 from ffcil.serving.change import Change, LabelledImage, LearningProcess, counted
@@ -49,15 +50,18 @@ class Service:
         false_alarms: float = FALSE_ALARMS,
         limits: Limits | None = None,
         imports: Sequence[str] = (),
+        assignments: Sequence[str] = (),
     ) -> None:
+        """`assignments` are those of --set, such as `weights=FILE`."""
         self.folder, self.limits = folder, limits or Limits()
         self.change: Change | None = None
         """The running change or else the latest one."""
         self.problem: str | None = None
         """Why the current version in the folder cannot be loaded. The one before it then continues to answer."""
         self._device, self._false_alarms = device, false_alarms
+        self._changes = parse_assignments(assignments)
         self.snapshot = self._load()
-        self._process = LearningProcess(folder, device, imports)
+        self._process = LearningProcess(folder, device, imports, assignments)
         self._batcher = Batcher(self._answer, self.limits.waiting)
         self._decoders = ThreadPoolExecutor(max(2, os.cpu_count() or 1), "decoding")
         self._loader = ThreadPoolExecutor(1, "loading")  # always the same thread, so that its memory is reused
@@ -65,7 +69,7 @@ class Service:
         self._loading = asyncio.Lock()
 
     def _load(self) -> Snapshot:
-        return Snapshot.load(self.folder, self._device, self._false_alarms)
+        return Snapshot.load(self.folder, self._device, self._false_alarms, self._changes)
 
     # --- answers --------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """`Snapshot`: one version of a classifier, ready to answer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -28,9 +28,9 @@ class Snapshot:
     stamp: Stamp
 
     @classmethod
-    def load(cls, folder: Path, device: str | None, false_alarms: float) -> Self:
+    def load(cls, folder: Path, device: str | None, false_alarms: float, changes: Mapping[str, Any]) -> Self:
         stamp = stamp_of(folder)  # before the file is read: a later change is noticed
-        classifier = Classifier.load(folder, device)
+        classifier = Classifier.load(folder, device, changes)
         limit = novelty_limit(classifier, false_alarms) if classifier.class_names else None
         return cls(classifier, limit, classifier.history(), stamp)
 
