@@ -341,6 +341,8 @@ def test_versions_are_pruned_by_count_and_age_and_the_choice_is_remembered(tmp_p
     assert versions.numbers() == [8, 9]  # the current one stays
     with pytest.raises(InputError, match="versions is 0"):
         again.save(tmp_path, versions=0)
+    with pytest.raises(InputError, match="days is -1"):
+        again.save(tmp_path, days=-1)
 
 
 def test_a_folder_of_a_release_without_versions_continues(tmp_path: Path) -> None:

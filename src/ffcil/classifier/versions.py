@@ -39,6 +39,8 @@ class Retention:
         """The same with values that are not None."""
         if versions is not None and versions < 1:
             raise InputError(f"versions is {versions}: it must be at least 1.")
+        if days is not None and not days >= 0:
+            raise InputError(f"days is {days}: it must be at least 0.")
         return replace(
             self,
             versions=self.versions if versions is None else versions,
