@@ -16,6 +16,7 @@ from ffcil.data.image_set import ImageSet
 from ffcil.errors import InputError
 from ffcil.methods import build_learner
 from ffcil.methods.anyarrival import AnyArrival
+from ffcil.models.discriminant import ClassSums
 from ffcil.stream import Increment
 from ffcil.training.engine import Engine
 
@@ -97,31 +98,34 @@ def at_once(rows: Sequence[int]) -> Arrivals:
 quick = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 
 
+@pytest.mark.parametrize("hidden", [0, 40])
 @quick
 @given(arrivals())
-def test_any_order_cut_and_repetition_of_images_gives_the_same_model(stream: Arrivals) -> None:
+def test_any_order_cut_and_repetition_of_images_gives_the_same_model(hidden: int, stream: Arrivals) -> None:
     train, test = pictures(), pictures(seed=5)
-    learner, reference = pixels_learner(), pixels_learner()
+    learner, reference = pixels_learner(hidden=hidden), pixels_learner(hidden=hidden)
     found = scores(learner, teach(learner, train, stream), test)
     assert_same(found, scores(reference, teach(reference, train, at_once(range(IMAGES))), test))
     assert learner.shrinkage == reference.shrinkage
 
 
+@pytest.mark.parametrize("hidden", [0, 40])
 @quick
 @given(arrivals(repeated=False))
-def test_statistics_alone_do_not_depend_on_arrivals_either(stream: Arrivals) -> None:
+def test_statistics_alone_do_not_depend_on_arrivals_either(hidden: int, stream: Arrivals) -> None:
     train, test = pictures(), pictures(seed=5)
-    learner, reference = pixels_learner(keep="statistics"), pixels_learner(keep="statistics")
+    learner, reference = (pixels_learner(keep="statistics", hidden=hidden) for _ in range(2))
     found = scores(learner, teach(learner, train, stream), test)
     assert_same(found, scores(reference, teach(reference, train, at_once(range(IMAGES))), test))
     assert len(learner.kept) == 0
 
 
+@pytest.mark.parametrize("hidden", [0, 40])
 @quick
 @given(arrivals(), st.sets(st.integers(0, CLASSES - 1), min_size=1, max_size=CLASSES - 2))
-def test_a_forgotten_class_leaves_the_model_that_never_saw_it(stream: Arrivals, gone: set[int]) -> None:
+def test_a_forgotten_class_leaves_the_model_that_never_saw_it(hidden: int, stream: Arrivals, gone: set[int]) -> None:
     train, test = pictures(), pictures(seed=5)
-    learner, reference = pixels_learner(), pixels_learner()
+    learner, reference = pixels_learner(hidden=hidden), pixels_learner(hidden=hidden)
     order = teach(learner, train, stream)
     learner.forget([order.index(label) for label in gone])
     left = [row for row in range(IMAGES) if int(train.labels[row]) not in gone]
@@ -130,11 +134,12 @@ def test_a_forgotten_class_leaves_the_model_that_never_saw_it(stream: Arrivals, 
     assert_same(scores(learner, remaining, test), scores(reference, teach(reference, train, at_once(left)), test))
 
 
+@pytest.mark.parametrize("hidden", [0, 40])
 @quick
 @given(arrivals(), st.sets(st.integers(0, IMAGES - 1), min_size=1, max_size=12))
-def test_removed_images_leave_the_model_that_never_saw_them(stream: Arrivals, gone: set[int]) -> None:
+def test_removed_images_leave_the_model_that_never_saw_them(hidden: int, stream: Arrivals, gone: set[int]) -> None:
     train, test = pictures(), pictures(seed=5)
-    learner, reference = pixels_learner(), pixels_learner()
+    learner, reference = pixels_learner(hidden=hidden), pixels_learner(hidden=hidden)
     order = teach(learner, train, stream)
     assert learner.remove(train.subset(torch.tensor(sorted(gone)))).all()
     left = [row for row in range(IMAGES) if row not in gone]
@@ -144,11 +149,14 @@ def test_removed_images_leave_the_model_that_never_saw_them(stream: Arrivals, go
     assert_same(found, expected)
 
 
+@pytest.mark.parametrize("hidden", [0, 40])
 @quick
 @given(arrivals(), st.integers(0, IMAGES - 1), st.integers(0, CLASSES - 1))
-def test_a_corrected_label_leaves_the_model_that_learned_the_right_one(stream: Arrivals, row: int, right: int) -> None:
+def test_a_corrected_label_leaves_the_model_that_learned_the_right_one(
+    hidden: int, stream: Arrivals, row: int, right: int
+) -> None:
     train, test = pictures(), pictures(seed=5)
-    learner, reference = pixels_learner(), pixels_learner()
+    learner, reference = pixels_learner(hidden=hidden), pixels_learner(hidden=hidden)
     corrected = ImageSet(train.images, train.labels.index_fill(0, torch.tensor(row), right), train.class_names)
     order = teach(learner, train, stream)
     learner.remove(train.subset(torch.tensor([row])))
@@ -159,6 +167,54 @@ def test_a_corrected_label_leaves_the_model_that_learned_the_right_one(stream: A
     assert_same(
         scores(learner, order, test), scores(reference, teach(reference, corrected, at_once(range(IMAGES))), test)
     )
+
+
+class PixelsAndRandomFeatures(Pixels):
+    """Has the random features of another learner among its own."""
+
+    hidden_of: Pixels
+
+    def features(self, images: Tensor) -> Tensor:
+        pixels = super().features(images)
+        centred = pixels - pixels.mean(dim=1, keepdim=True)
+        each = centred / (centred.square().mean(dim=1, keepdim=True) + 1e-5).sqrt()
+        return torch.cat([pixels, (each @ self.hidden_of.hidden).clamp_min(0)], dim=1)
+
+
+def test_random_features_count_as_features_of_the_network_would() -> None:
+    train, test = pictures(), pictures(seed=5)
+    learner, plain = pixels_learner(hidden=40), pixels_learner(width=67)
+    PixelsAndRandomFeatures.hidden_of = learner
+    plain.__class__ = PixelsAndRandomFeatures
+    plain.sums = ClassSums(67)
+    found, expected = (scores(one, teach(one, train, at_once(range(IMAGES))), test) for one in (learner, plain))
+    assert learner.shrinkage == plain.shrinkage
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)  # kept features are rounded before or after
+
+
+def opposites(seed: int) -> ImageSet:
+    """Two classes with the same mean: each has images of a pattern and of its negative."""
+    patterns = torch.randn(2, 3, 16, 16, generator=seeded(3)).sign()
+    labels, generator = torch.arange(200) % 2, seeded(seed)
+    signs = torch.randint(2, (200, 1, 1, 1), generator=generator) * 2 - 1
+    noise = torch.randn(200, 3, 16, 16, generator=generator)
+    images = 128 + 40 * signs * patterns[labels] + 10 * noise
+    return ImageSet(images.clamp(0, 255).to(torch.uint8), labels, ("a", "b"))
+
+
+@pytest.mark.parametrize(("hidden", "least", "most"), [(0, 0.2, 0.8), (60, 0.95, 1.0)])
+def test_random_features_tell_classes_with_equal_means_apart(hidden: int, least: float, most: float) -> None:
+    train, test = opposites(1), opposites(2)
+    learner = pixels_learner(hidden=hidden)
+    teach(learner, train, at_once(range(200)))
+    with torch.no_grad():
+        found = learner.logits(AUGMENTATION.plain(test.images, torch.arange(len(test))))[learner.scored]
+    assert least <= float((found.argmax(1) == test.labels).float().mean()) <= most
+
+
+def test_random_features_need_a_network_that_does_not_change() -> None:
+    with pytest.raises(InputError, match="options: hidden=40 needs a network that does not change: set adapt=never"):
+        pixels_learner(hidden=40, adapt="gathered")
 
 
 def test_equal_images_of_two_classes_count_in_both() -> None:

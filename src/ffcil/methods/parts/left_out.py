@@ -4,6 +4,7 @@ A left-out image is classified by the discriminant that has not seen it, which h
 aside, and the choices depend on the set of images only.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -40,20 +41,25 @@ class Choice:
     """Number of all left-out images of each class, float64 [C]."""
 
 
-def choose_by_leaving_out(sums: ClassSums, discriminant: Discriminant, kept: KeptFeatures) -> Choice:
+def choose_by_leaving_out(
+    sums: ClassSums, discriminant: Discriminant, kept: KeptFeatures, inputs: Callable[[Tensor], Tensor]
+) -> Choice:
     """Choose the shrinkage, then fit the calibration and the novelty, from images that can be left out, of which there
     is at least one.
 
     Args:
         discriminant: The discriminant of `sums`.
         kept: Features of the images in the sums.
+        inputs: Function from kept features to what is in the sums.
     """
     classes = len(sums.counts)
     can_be_left_out = discriminant.can_be_left_out(kept.targets)
     seen = (sums.counts > 0).nonzero().flatten()  # a class may have lost its images
-    shrinkage = _choose_shrinkage(discriminant, *kept.sample(can_be_left_out, _images(CHOOSING_SCORES, classes)), seen)
+    features, targets = kept.sample(can_be_left_out, _images(CHOOSING_SCORES, classes))
+    shrinkage = _choose_shrinkage(discriminant, inputs(features), targets, seen)
 
     features, targets = kept.sample(can_be_left_out, _images(CALIBRATING_SCORES, classes))
+    features = inputs(features)
     distances = discriminant.left_out_distances(features, targets, shrinkage)
     among_seen = torch.searchsorted(seen, targets)
     calibration = fit_calibration(-distances[:, seen] / 2, among_seen)
