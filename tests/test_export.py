@@ -127,12 +127,14 @@ def test_other_methods_give_the_same_answers(method: str, framework: str, photos
 
 
 @pytest.mark.slow
-def test_photos_that_are_scaled_and_cropped(photos: list[Path], tmp_path: Path) -> None:
-    """From 96 pixels on, classifiers scale the short side and use the centre."""
+@pytest.mark.parametrize("hidden", [0, 32])
+def test_photos_that_are_scaled_and_cropped(hidden: int, photos: list[Path], tmp_path: Path) -> None:
+    """From 96 pixels on, classifiers scale the short side and use the centre. Random features are exported, too."""
     from ffcil.config.resolve import resolve
 
     classifier = Classifier(
-        resolve("glyphs", {"method": "anyarrival", "image_size": 112, "options": {"blocks": 1}}), "cpu"
+        resolve("glyphs", {"method": "anyarrival", "image_size": 112, "options": {"blocks": 1, "hidden": hidden}}),
+        "cpu",
     )
     for k, name in enumerate(NAMES[:2]):
         folder = tmp_path / "images" / name
