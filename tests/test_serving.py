@@ -7,8 +7,11 @@ import io
 import os
 import re
 import shutil
+import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 import zlib
@@ -564,3 +567,22 @@ def test_tokens_are_long_enough(tmp_path: Path) -> None:
         path.write_text(bad)
         with pytest.raises(InputError, match="openssl rand -hex 16"):
             read_token(path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_service_that_is_asked_to_end_has_not_failed(saved: Path, number: signal.Signals) -> None:
+    """systemd and Docker report any other status as a failure."""
+    command = [sys.executable, "-m", "ffcil", "serve", str(saved), "--port", "0", "--device", "cpu"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        address = re.search(r"http://\S+:\d+", process.stdout.readline())
+        assert address
+        with httpx.Client(transport=httpx.HTTPTransport(retries=10), timeout=60) as client:
+            assert client.get(f"{address[0]}/health").status_code == 200
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert errors == f"ffcil: the service of {saved} has ended.\n"

@@ -1,5 +1,6 @@
 """`ffcil export` and `ffcil serve`: a classifier for other programs."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -62,7 +63,8 @@ def serve(
 ) -> None:
     """Serve a classifier over HTTP, with a page for browsers at / and a description of all paths at /docs.
 
-    It learns in the background while the version before answers, and follows changes by other commands.
+    It learns in the background while the version before answers, and follows changes by other commands. Ctrl-C and
+    SIGTERM end it with status 0, after the requests that it has received.
     """
     from ffcil.serving.extras import check_installed
 
@@ -80,4 +82,10 @@ def serve(
         learning = "learns with the token" if token else "does not learn (see --token-file)"
         known = f"version {service.snapshot.version}, {len(service.snapshot.classes)} classes"
         print(f"{model} ({known}) at http://{address}:{reserved.getsockname()[1]}, {learning}", flush=True)
-        make_server(service, token).run(sockets=[reserved])
+        server = make_server(service, token)
+        try:
+            server.run(sockets=[reserved])
+        except KeyboardInterrupt:  # uvicorn raises the signal again after it has answered what it was asked
+            if server.force_exit:
+                raise
+            print(f"ffcil: the service of {model} has ended.", file=sys.stderr)
