@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conftest import AUGMENTATION, Make, coloured_images, seeded, shared_network, small_config, small_stream
+from ffcil.config.resolve import resolve
 from ffcil.data.image_set import ImageSet
 from ffcil.errors import InputError
-from ffcil.methods import build_learner
+from ffcil.methods import build_learner, complete
 from ffcil.methods.anyarrival import AnyArrival
 from ffcil.models.discriminant import ClassSums
 from ffcil.stream import Increment
@@ -210,6 +211,12 @@ def test_random_features_tell_classes_with_equal_means_apart(hidden: int, least:
     with torch.no_grad():
         found = learner.logits(AUGMENTATION.plain(test.images, torch.arange(len(test))))[learner.scored]
     assert least <= float((found.argmax(1) == test.labels).float().mean()) <= most
+
+
+def test_runs_of_the_version_without_random_features_keep_their_identity() -> None:
+    """That version computed the literal."""
+    assert complete(resolve("own-images")).identity() == "c18f881f1d56"
+    assert complete(resolve("own-images", {"options": {"hidden": 9}})).identity() != "c18f881f1d56"
 
 
 def test_random_features_need_a_network_that_does_not_change() -> None:

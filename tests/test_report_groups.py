@@ -44,6 +44,15 @@ def test_runs_of_earlier_versions_join_those_that_do_the_same(tmp_path: Path) ->
     assert found == {"computed": [0, 1], "stored": [2]}
 
 
+def test_an_option_that_was_added_later_does_not_make_a_run_a_repetition(tmp_path: Path) -> None:
+    for k, options in enumerate(({"blocks": 1}, {"blocks": 1, "hidden": 0}, {"blocks": 1, "hidden": 9})):
+        hits = random_hits("FF.org", k)
+        write_run(tmp_path / f"{k}", "FF.org", min(k, 1), hits, method="anyarrival", classifiers=ONE, options=options)
+    rows = compare(load_runs(tmp_path))
+    found = {row.group.condition["options.hidden"]: [run.folder.name for run in row.group.runs] for row in rows}
+    assert found == {0: ["0", "1"], 9: ["2"]}
+
+
 def test_methods_data_sets_and_numbers_of_steps_get_separate_rows(tmp_path: Path) -> None:
     for i, method in enumerate(("joint", "zebra", "icarl", "finetune")):
         write_run(tmp_path / f"m{i}", "Equ.T", 0, random_hits("Equ.T", 0), method=method, classifiers=("linear",))

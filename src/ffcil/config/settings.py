@@ -266,5 +266,7 @@ class RunConfig(Settings):
             del content["ha"]["guard"]
         if self.train.batch_norm == "synchronised":
             del content["train"]["batch_norm"]
+        if content["options"].get("hidden") == 0:  # AnyArrival without random features
+            del content["options"]["hidden"]
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]

@@ -16,6 +16,8 @@ WITHOUT_EFFECT = {"checkpoint_seconds", "evaluate_batch"}
 """Fields that do not change results."""
 ADDED = {"features": "computed", "train.batch_norm": "synchronised"}
 """Fields that runs of earlier versions lack, with the value that describes what these runs did."""
+ADDED_OPTIONS: dict[str, dict[str, Any]] = {"anyarrival": {"options.hidden": 0}}
+"""The same for the own fields of a method."""
 ELSEWHERE = {"dataset", "method", "arrivals.classes", "arrivals.steps"}
 """Fields that identify a group by themselves."""
 
@@ -182,7 +184,8 @@ def conditions(run: RunRecord) -> dict[str, Any]:
         return parts.ha if name.startswith("ha.") else not name.startswith("flow.")
 
     own = flatten(run.config)
-    earlier = {name: value for name, value in ADDED.items() if name not in own}
+    added = ADDED | ADDED_OPTIONS.get(run.method, {})
+    earlier = {name: value for name, value in added.items() if name not in own}
     fields = {name: value for name, value in (own | earlier).items() if applies(name, value)}
     # null in the configuration stands for a constant of the version, so the value that the run stored counts
     flow = run.method_facts["framework"].get("flow", {})
