@@ -11,7 +11,7 @@ images, which are gone by then, are moved as those of the available images move.
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
@@ -179,16 +179,20 @@ class AnyArrival(Pretrained):
             return features
         return torch.cat([features, F.relu(F.layer_norm(features, features.shape[1:]) @ self.hidden)], dim=1)
 
-    def _add(self, features: Tensor, targets: Tensor) -> None:
-        """Add images to the sums, few at a time, because their inputs may be many times as large as their features."""
+    def _inputs_in_parts(self, features: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and classes of few images at a time, because inputs may be many times as large as features."""
         for rows, labels in zip(features.split(ROWS), targets.split(ROWS), strict=True):
-            self.sums.add(self.inputs(rows), labels)
+            yield self.inputs(rows), labels
+
+    def _add(self, features: Tensor, targets: Tensor) -> None:
+        """Add images to the sums."""
+        for inputs, labels in self._inputs_in_parts(features, targets):
+            self.sums.add(inputs, labels)
 
     def _remove(self, chosen: Tensor) -> None:
         """Remove kept images, bool [N], from the sums."""
-        features, targets = self.kept.take(chosen)
-        for rows, labels in zip(features.split(ROWS), targets.split(ROWS), strict=True):
-            self.sums.remove(self.inputs(rows), labels)
+        for inputs, labels in self._inputs_in_parts(*self.kept.take(chosen)):
+            self.sums.remove(inputs, labels)
 
     def grow(self, increment: Increment) -> None:
         super().grow(increment)
